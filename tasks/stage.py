@@ -1,0 +1,204 @@
+"""What every stage does around its work: lock, MLflow run, scratch folder, publication, failure record.
+
+A stage module is a function and a main:
+
+    def sft(stage: Stage) -> None: ...
+
+    if __name__ == "__main__":
+        run_stage("sft", sft)
+
+The function trains in `stage.scratch` (kept after a crash, found again by the digest of everything that goes
+in) and publishes once, through `stage.publish()`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.config import Params, load_params
+from tasks.tracking import OUTPUTS, Pipeline, StageRun, output_digest, parent_run
+from tasks.tree import TreeBusy, find_root, locked, state
+from training.errors import BadInput
+from training.storage import MANIFEST, digest_of, publishing, write_json
+
+METRICS = "metrics.json"
+REFERENCE = "reference.json"
+
+BAD_INPUT, OUT_OF_MEMORY, FAILED, TERMINATED, BUSY = 2, 3, 1, 143, 75
+"""Exit codes of a stage; a flow retries only FAILED."""
+
+
+@dataclass
+class Stage:
+    """One stage being run; paths are relative to the tree, which is the working directory."""
+
+    name: str
+    root: Path
+    params: Params
+    digest: str
+    scratch: Path
+    run: StageRun
+
+    @property
+    def output(self) -> Path:
+        """The folder this stage publishes."""
+        return self.root / OUTPUTS[self.name]
+
+    def folder(self, stage: str) -> Path:
+        """The folder another stage published."""
+        return self.root / OUTPUTS[stage]
+
+    @contextmanager
+    def publish(self, metrics: dict[str, float]) -> Iterator[Path]:
+        """Yield an empty folder to fill; it becomes the stage's output, whole or not at all.
+
+        `metrics` are the stage's final numbers, written as metrics.json and shown on the pipeline's run; they
+        must not depend on the machine's speed, for equal inputs give equal bytes.
+        """
+        with publishing(self.output) as folder:
+            yield folder
+            write_json(folder / METRICS, metrics)
+        self.run.metrics(metrics)
+        self.run.artifact(self.output / MANIFEST)
+        self.run.tag(output_digest=output_digest(self.output))
+
+    def disable(self, stands_for: str) -> None:
+        """Publish a reference to another stage's model instead of weights, and say so."""
+        model = resolve_model(self.folder(stands_for))
+        with self.publish({}) as folder:
+            write_json(folder / REFERENCE, {"model": str(model.relative_to(self.root)), "digest": output_digest(model)})
+        self.run.tag(gradeline__disabled="true")
+        print(f"{self.name} disabled: {OUTPUTS[self.name]} refers to {model.relative_to(self.root)}", flush=True)
+
+
+def resolve_model(folder: Path) -> Path:
+    """The folder that holds weights: `folder` itself, or the one that its reference names (checked by digest)."""
+    reference = folder / REFERENCE
+    if not reference.is_file():
+        return folder
+    target = json.loads(reference.read_text())
+    model = folder.parents[2] / target["model"]
+    if output_digest(model) != target["digest"]:
+        raise BadInput(f"{reference}: {target['model']} has changed since; run the pipeline again so that both agree")
+    return model
+
+
+def is_disabled(folder: Path) -> bool:
+    """Whether a published folder is only a reference."""
+    return (folder / REFERENCE).is_file()
+
+
+def stage_definition(root: Path, name: str) -> dict[str, Any]:
+    """The stage's entry in dvc.yaml."""
+    return yaml.safe_load((root / "dvc.yaml").read_text())["stages"][name]
+
+
+def stage_digest(root: Path, name: str, params: Params) -> str:
+    """Hex sha256 over all that dvc.yaml says goes into a stage: its command, dependencies' bytes and params."""
+    definition = stage_definition(root, name)
+    plain = params.to_dict()
+    content = {
+        "cmd": definition["cmd"],
+        "deps": {path: digest_of(_required(root / path)) for path in definition["deps"]},
+        "params": {key: _lookup(plain, key) for key in definition["params"]},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def run_stage(name: str, body: Callable[[Stage], None]) -> None:
+    """Run `body` as stage `name` in the working directory's tree and exit with a code that says how it went."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(_run(name, body))
+
+
+def _run(name: str, body: Callable[[Stage], None]) -> int:
+    try:
+        root = find_root(Path.cwd())
+        params = load_params(root / "params.yaml")
+        with locked(state(root) / "stage.lock", f"stage {name}"):
+            return _recorded(name, body, root, params)
+    except TreeBusy as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return BUSY
+    except BadInput as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        _record_outcome(Path.cwd(), name, BAD_INPUT, str(error))
+        return BAD_INPUT
+
+
+def _recorded(name: str, body: Callable[[Stage], None], root: Path, params: Params) -> int:
+    digest = stage_digest(root, name, params)
+    scratch = state(root) / "scratch" / f"{name}-{digest[:16]}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    attempt = _next_attempt(scratch)
+    parent, ours = parent_run(root, params)
+    run = StageRun.start(root, name, params, parent, digest, attempt)
+    code, message = FAILED, ""
+    try:
+        body(Stage(name, root, params, digest, scratch, run))
+        code = 0
+    except (BadInput, TreeBusy) as error:
+        code, message = BAD_INPUT, str(error)
+        print(f"{name}: {message}", file=sys.stderr)
+    except SystemExit:
+        code, message = TERMINATED, "terminated"
+    except KeyboardInterrupt:
+        code, message = TERMINATED, "interrupted"
+    except BaseException as error:
+        code = OUT_OF_MEMORY if _is_out_of_memory(error) else FAILED
+        message = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    run.close({0: "FINISHED", TERMINATED: "KILLED"}.get(code, "FAILED"))
+    if code == 0:
+        shutil.rmtree(scratch)
+    if ours and (code or name == "report"):
+        pipeline = Pipeline(run.client, parent)
+        pipeline.conclude(root)
+        pipeline.finish({0: "FINISHED", TERMINATED: "KILLED"}.get(code, "FAILED"))
+    _record_outcome(root, name, code, message, run.run_id)
+    return code
+
+
+def _record_outcome(root: Path, name: str, code: int, message: str, run_id: str | None = None) -> None:
+    """Tell a flow how the stage ended: DVC's own exit code does not."""
+    write_json(state(root) / "outcome" / f"{name}.json", {"code": code, "message": message, "run_id": run_id})
+
+
+def _next_attempt(scratch: Path) -> int:
+    counter = scratch / "attempt"
+    attempt = int(counter.read_text()) + 1 if counter.is_file() else 1
+    counter.write_text(str(attempt))
+    return attempt
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = f"{type(error).__name__} {error}".lower()
+    return isinstance(error, MemoryError) or "outofmemory" in text or "out of memory" in text or "can't allocate memory" in text
+
+
+def _lookup(values: dict[str, Any], dotted: str) -> Any:
+    for part in dotted.split("."):
+        values = values[part]
+    return values
+
+
+def _required(path: Path) -> Path:
+    if not path.exists():
+        raise BadInput(f"{path}: missing; it is made by an earlier stage (`gradeline stages` lists them)")
+    return path
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    raise SystemExit(TERMINATED)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from training.config import (
     Count,
@@ -23,6 +23,8 @@ from training.config import (
     RLConfig,
     Section,
     SFTConfig,
+    SourceConfig,
+    SplitsConfig,
 )
 from training.errors import BadInput
 
@@ -32,68 +34,6 @@ STAGES = ("model", "prepare", "validate", "sft", "rl", "evaluate", "report")
 
 class ConfigError(BadInput):
     """A setting that can't be used; the message names the key, the value and what would be accepted."""
-
-
-class SourceConfig(Section):
-    """One source of questions with known answers."""
-
-    name: str | None = None
-    """Name recorded in the `source` column; null means the kind and path or task."""
-    kind: Literal["reasoning_gym", "file", "hub"]
-    """`reasoning_gym` makes problems by rule, `file` reads JSONL, parquet or CSV, `hub` reads a hub data set."""
-    task: str | None = None
-    """reasoning_gym: name of the task, for example chain_sum."""
-    size: Count | None = None
-    """reasoning_gym: number of problems to make; file and hub: read at most this many rows."""
-    settings: dict[str, Any] = {}
-    """reasoning_gym: settings of the task, for example {min_terms: 2}."""
-    seed: int | None = None
-    """reasoning_gym: seed of the generator; null means the run's seed."""
-    path: str | None = None
-    """file: path or URL of a .jsonl, .jsonl.gz, .parquet or .csv file; hub: the id owner/name."""
-    revision: str | None = None
-    """hub: commit hash or tag; required, so that a rerun reads the same rows."""
-    config: str | None = None
-    """hub: name of the data set's configuration."""
-    hub_split: str = "train"
-    """hub: which of the data set's own splits to read."""
-    split: Literal["auto", "train", "validation", "test"] = "auto"
-    """Where the rows go; auto divides them by a hash of the question."""
-    question_column: str = "question"
-    """Column that holds the question."""
-    answer_column: str = "answer"
-    """Column that holds the answer or, with answer_pattern, the solution that contains it."""
-    solution_column: str | None = None
-    """Column that holds the worked solution for SFT; null means the answer column as it stands."""
-    answer_pattern: str | None = None
-    """Regular expression whose first group is the answer inside the answer column, for example `####\\s*(.+)`."""
-    license: str | None = None
-    """Licence of the data, recorded in the manifest."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> SourceConfig:
-        if self.kind == "reasoning_gym" and (self.task is None or self.size is None):
-            raise ValueError("a reasoning_gym source needs task and size")
-        if self.kind in ("file", "hub") and self.path is None:
-            raise ValueError(f"a {self.kind} source needs path")
-        if self.kind == "hub" and self.revision is None:
-            raise ValueError(f"hub source {self.path!r} needs revision (a commit hash or tag), so that reruns read the same rows")
-        return self
-
-
-class SplitsConfig(Section):
-    """Shares of the questions that `split: auto` sends to validation and test; the rest is train."""
-
-    validation: Fraction = 0.1
-    """Share of the questions kept for validation."""
-    test: Fraction = 0.2
-    """Share of the questions held out for evaluation."""
-
-    @model_validator(mode="after")
-    def _leaves_train(self) -> SplitsConfig:
-        if self.validation + self.test >= 1:
-            raise ValueError(f"validation {self.validation} + test {self.test} leave nothing to train on; keep the sum below 1")
-        return self
 
 
 class PrepareConfig(Section):

@@ -1,0 +1,87 @@
+"""Rewards: functions that grade completions, with TRL's signature.
+
+    f(prompts, completions, **columns) -> list[float | None]
+
+`prompts` and `completions` are texts; `columns` are the rows' other columns (`answer`, `source`, `id`) and
+`finish_reason`. None means "not applicable here".
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from training.config import RewardsConfig
+from training.errors import BadInput
+from training.rewards.format import FormatReward
+from training.rewards.math import MathReward
+
+
+class Reward(Protocol):
+    """A reward function."""
+
+    def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]: ...
+
+
+BUILT_IN = ("math", "format")
+
+
+def load_reward(name: str, config: RewardsConfig) -> Reward:
+    """The reward called `name`: built in, or a user's function as `package.module:function`.
+
+    Raises BadInput when there is none of that name.
+    """
+    if name == "math":
+        return MathReward(config.math.timeout)
+    if name == "format":
+        return FormatReward(config.format.pattern)
+    module_name, separator, function = name.partition(":")
+    if not separator:
+        raise BadInput(f"reward {name!r}: unknown; accepted: {', '.join(BUILT_IN)}, or package.module:function")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        reward = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"reward {name!r}: can't be imported: {error}") from error
+    if not callable(reward):
+        raise BadInput(f"reward {name!r}: not a function")
+    return reward
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Rewards of a batch of completions. `total[i]` is None where no part applied to completion i."""
+
+    total: list[float | None]
+    parts: dict[str, list[float | None]]
+
+
+class RewardSum:
+    """A weighted sum of rewards, remembering each part by name."""
+
+    def __init__(self, names: Sequence[str], weights: Sequence[float] | None, config: RewardsConfig) -> None:
+        self.names = list(names)
+        self.weights = list(weights) if weights is not None else [1.0] * len(self.names)
+        self.functions = [load_reward(name, config) for name in self.names]
+
+    def score(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> Scores:
+        """Grade each completion; parts that return None are left out of its sum.
+
+        Raises BadInput when a function returns another number of rewards than there are completions.
+        """
+        parts: dict[str, list[float | None]] = {}
+        for name, function in zip(self.names, self.functions, strict=True):
+            values = function(prompts=prompts, completions=completions, **columns)
+            if len(values) != len(completions):
+                raise BadInput(f"reward {name!r}: returned {len(values)} values for {len(completions)} completions")
+            parts[name] = [None if v is None or v != v else float(v) for v in values]
+        total: list[float | None] = []
+        for values in zip(*parts.values(), strict=True):
+            applicable = [w * v for w, v in zip(self.weights, values, strict=True) if v is not None]
+            total.append(sum(applicable) if applicable else None)
+        return Scores(total, parts)

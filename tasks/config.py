@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from training.config import (
     Count,
     EvaluateConfig,
     Fraction,
     ModelConfig,
+    PositiveReal,
     PromptConfig,
+    Real,
     RewardsConfig,
     RLConfig,
     Section,
@@ -67,6 +69,23 @@ class ReportConfig(Section):
     """Completions shown per model."""
 
 
+TIMEOUT_MINUTES = {"model": 60.0, "prepare": 60.0, "validate": 60.0, "sft": 1440.0, "rl": 4320.0, "evaluate": 720.0, "report": 60.0}
+
+
+class FlowConfig(Section):
+    """How patient a flow is; nothing here changes what a stage computes, so no stage depends on it."""
+
+    timeout_minutes: Annotated[
+        dict[Literal["model", "prepare", "validate", "sft", "rl", "evaluate", "report"], PositiveReal],
+        AfterValidator(lambda given: TIMEOUT_MINUTES | given),
+    ] = TIMEOUT_MINUTES
+    """Minutes after which a stage's processes are ended; stages left out keep their default."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Times a stage that failed for a passing reason is tried again; bad input and out of memory never are."""
+    retry_delay_seconds: Annotated[Real, Field(ge=0)] = 10.0
+    """Seconds before the first retry; doubled before each further one."""
+
+
 class Params(Section):
     """The whole of `params.yaml`."""
 
@@ -94,6 +113,8 @@ class Params(Section):
     """Stage `evaluate`."""
     report: ReportConfig = ReportConfig()
     """Stage `report`."""
+    flow: FlowConfig = FlowConfig()
+    """Time-outs and retries of a flow."""
 
     def section(self, stage: str) -> Section:
         """The section of one stage, by the stage's name."""

@@ -163,9 +163,9 @@ def _recorded(name: str, body: Callable[[Stage], None], root: Path, params: Para
     run.close({0: "FINISHED", TERMINATED: "KILLED"}.get(code, "FAILED"))
     if code == 0:
         shutil.rmtree(scratch)
-    if ours and (code or name == "report"):
+    if ours:  # no stage knows whether another follows: each leaves the pipeline run concluded
         pipeline = Pipeline(run.client, parent)
-        pipeline.conclude(root)
+        pipeline.conclude(root, upto=name)
         pipeline.finish({0: "FINISHED", TERMINATED: "KILLED"}.get(code, "FAILED"))
     _record_outcome(root, name, code, message, run.run_id)
     return code

@@ -26,6 +26,7 @@ from training.storage import MANIFEST, read_json, sha256_file
 
 EXPERIMENT = "gradeline"
 PARENT_VARIABLE = "GRADELINE_PARENT_RUN"
+UI_PORT = 5000
 OUTPUTS = {
     "model": "data/models/base",
     "prepare": "data/prepared",
@@ -131,27 +132,38 @@ class Pipeline(Run):
         """Open a parent run that records the whole of params.yaml; runs whose process died are closed first."""
         close_dead_runs(root)
         plain = params.to_dict()
-        config_hash = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+        computed = {key: value for key, value in plain.items() if key != "flow"}
+        config_hash = hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:16]
         name = tags.pop("name", None) or f"{root.name}-{config_hash[:6]}"
         run = cls.create(root, name, {"gradeline.kind": "pipeline", "config_hash": config_hash} | tags)
         run.params(plain)
         run.artifact(root / "params.yaml")
         return run
 
-    def conclude(self, root: Path) -> None:
-        """Record what the outputs on disk say: every stage's metrics, the lock file, the report and its plots."""
-        for stage in STAGES:
+    def conclude(self, root: Path, upto: str = STAGES[-1]) -> None:
+        """Record what the outputs on disk say: metrics, where each came from, the lock file, the report and plots.
+
+        `upto` is the last stage that ran; outputs of later ones may be older than this run and are left out.
+        Calling again records what has changed since.
+        """
+        stages = STAGES[: STAGES.index(upto) + 1]
+        known = self.client.get_run(self.run_id).data.metrics
+        metrics: dict[str, float] = {}
+        for stage in stages:
             folder = root / OUTPUTS[stage]
             if (folder / "metrics.json").is_file():
-                self.metrics({f"{stage}/{name}": value for name, value in read_json(folder / "metrics.json").items()})
+                metrics |= {f"{stage}/{name}": value for name, value in read_json(folder / "metrics.json").items()}
+        self.metrics({name: value for name, value in metrics.items() if known.get(name) != value})
+        tags = {f"stage.{stage}": origin(root, stage, self.run_id) for stage in stages}
+        for stage in ("model", "prepare"):
+            if stage in stages and (root / OUTPUTS[stage] / MANIFEST).is_file():
+                tags[f"{stage}_digest"] = output_digest(root / OUTPUTS[stage])[:16]
         if (root / "dvc.lock").is_file():
             self.artifact(root / "dvc.lock")
-            self.tag(dvc_lock=sha256_file(root / "dvc.lock")[:16])
-        for stage in ("model", "prepare"):
-            if (root / OUTPUTS[stage] / MANIFEST).is_file():
-                self.tag(**{f"{stage}_digest": output_digest(root / OUTPUTS[stage])[:16]})
+            tags["dvc_lock"] = sha256_file(root / "dvc.lock")[:16]
+        self.tag(**tags)
         report = root / OUTPUTS["report"]
-        if report.is_dir():
+        if "report" in stages and report.is_dir():
             self.client.log_artifacts(self.run_id, str(report), "report")
 
 
@@ -209,19 +221,44 @@ def output_digest(folder: Path) -> str:
     return sha256_file(folder / MANIFEST)
 
 
-def run_that_made(root: Path, stage: str) -> str | None:
-    """Id of the latest finished MLflow run whose output is what stands in the tree now, if the store knows one."""
+def run_that_made(root: Path, stage: str, parent: str | None = None) -> str | None:
+    """Id of the latest finished MLflow run whose output is what stands in the tree now, if the store knows one.
+
+    With `parent`, only among the stages of that pipeline run.
+    """
     folder = root / OUTPUTS[stage]
     if not (folder / MANIFEST).is_file():
         return None
     client, experiment = open_store(root)
-    runs = client.search_runs(
-        [experiment],
-        f"tags.stage = '{stage}' and tags.output_digest = '{output_digest(folder)}' and attributes.status = 'FINISHED'",
-        order_by=["attributes.start_time DESC"],
-        max_results=1,
-    )
+    wanted = f"tags.stage = '{stage}' and tags.output_digest = '{output_digest(folder)}' and attributes.status = 'FINISHED'"
+    if parent:
+        wanted += f" and tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent}'"
+    runs = client.search_runs([experiment], wanted, order_by=["attributes.start_time DESC"], max_results=1)
     return runs[0].info.run_id if runs else None
+
+
+def origin(root: Path, stage: str, parent: str) -> str:
+    """Where a stage's output came from, seen from pipeline run `parent`.
+
+    `ran:RUN_ID` (made in it), `cached:RUN_ID` (made before; `cached:unknown` when the store does not hold that
+    run), `disabled` or `missing`.
+    """
+    folder = root / OUTPUTS[stage]
+    if not (folder / MANIFEST).is_file():
+        return "missing"
+    if (folder / "reference.json").is_file():
+        return "disabled"
+    if made := run_that_made(root, stage, parent):
+        return f"ran:{made}"
+    return f"cached:{run_that_made(root, stage) or 'unknown'}"
+
+
+def run_url(root: Path, run_id: str) -> str:
+    """Address of a run's page: on the tracking server, or where `gradeline ui` serves the local store."""
+    _, experiment = open_store(root)
+    uri = tracking_uri(root)
+    server = uri.rstrip("/") if uri.startswith("http") else f"http://127.0.0.1:{UI_PORT}"
+    return f"{server}/#/experiments/{experiment}/runs/{run_id}"
 
 
 def parent_run(root: Path, params: Params) -> tuple[str, bool]:
@@ -236,7 +273,9 @@ def parent_run(root: Path, params: Params) -> tuple[str, bool]:
     record = state(root) / "pipelines" / f"{owner.pid}-{int(owner.create_time())}.json"
     with locked(state(root) / "pipelines" / ".lock", "opening a pipeline run", wait=60):
         if record.is_file():
-            return str(read_json(record)["run_id"]), True
+            run_id = str(read_json(record)["run_id"])
+            open_store(root)[0].update_run(run_id, status="RUNNING")
+            return run_id, True
         pipeline = Pipeline.start(root, params, launcher="dvc repro")
         pipeline.tag(gradeline__pid=str(owner.pid), gradeline__started=str(owner.create_time()))
         record.parent.mkdir(exist_ok=True)
@@ -295,7 +334,7 @@ def _process_tags() -> dict[str, str]:
 
 
 def _code_tags(root: Path) -> dict[str, str]:
-    dirty = git(root, "status", "--porcelain", "--untracked-files=no")
+    dirty = git(root, "status", "--porcelain", "--", ".", ":(exclude)dvc.lock")  # dvc.lock is recorded itself
     return {"git_sha": git(root, "rev-parse", "HEAD"), "git_dirty": str(bool(dirty)).lower()}
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from training.errors import BadInput
+from training.storage import write_text
 
 STATE = ".gradeline"
 
@@ -59,7 +60,28 @@ def state(root: Path) -> Path:
     """Folder of this tree's own scratch files (ignored by git)."""
     folder = root / STATE
     folder.mkdir(exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.is_file():
+        write_text(ignore, "*\n")
     return folder
+
+
+def run_lock(root: Path) -> Path:
+    """Lock that a pipeline run holds on its tree from beginning to end."""
+    return state(root) / "run.lock"
+
+
+def holder(path: Path) -> int | None:
+    """Pid of the process that holds the lock `path` now, or None."""
+    if not path.is_file():
+        return None
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found = _holder(file.read())
+            return int(found) if found.isdigit() else -1
+    return None
 
 
 @contextmanager
@@ -69,7 +91,7 @@ def locked(path: Path, what: str, wait: float = 0.0) -> Iterator[None]:
     Waits up to `wait` seconds, then raises TreeBusy with the holder's pid.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + wait
+    deadline = time.monotonic() + max(wait, 0.2)  # `holder` looks by taking the lock for a moment
     with path.open("a+") as file:
         while True:
             try:
@@ -79,7 +101,7 @@ def locked(path: Path, what: str, wait: float = 0.0) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     file.seek(0)
                     raise TreeBusy(f"{what} is already running here, pid {_holder(file.read())} (lock {path})") from None
-                time.sleep(0.2)
+                time.sleep(0.05)
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "what": what}))
         file.flush()

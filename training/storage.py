@@ -29,7 +29,10 @@ def sha256_file(path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """Hex sha256 that identifies a file's bytes, or a folder's (names and bytes, manifests included)."""
+    """Hex sha256 that identifies a file's bytes, or a folder's (names and bytes, manifests included).
+
+    Python's `__pycache__` is passed over: it comes and goes while the sources stay the same.
+    """
     if path.is_file():
         return sha256_file(path)
     entries = {p.relative_to(path).as_posix(): sha256_file(p) for p in _files(path)}
@@ -124,7 +127,7 @@ def publishing(target: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file())
+    return sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.relative_to(folder).parts)
 
 
 def _sync(folder: Path) -> None:

@@ -136,22 +136,22 @@ def _win_share(own: int, rivals: tuple[int, ...], silent: int, k: int) -> float:
         others = n - own - sum(strong)
         nodes, weights = _unit_quadrature(min(len(strong), rest // m))
         for y, weight in zip(nodes, weights, strict=True):
-            ways = _binomial(others, p, rest)
+            ways = _binomial(others, p)[: rest + 1]
             for count in strong:
-                allowed = _binomial(count, p, m).copy()
+                allowed = _binomial(count, p)[: m + 1].copy()
                 allowed[m] *= y
                 ways = np.convolve(ways, allowed)[: rest + 1]
             if len(ways) > rest:
-                share += weight * _binomial(own, p, m)[m] * ways[rest]
-    return float(share / _binomial(n, p, k)[k])
+                share += weight * _binomial(own, p)[m] * ways[rest]
+    return float(share / _binomial(n, p)[k])
 
 
-@lru_cache(maxsize=4096)
-def _binomial(count: int, p: float, largest: int) -> np.ndarray:
-    """P(i of `count` kept) for i from 0 to min(count, largest)."""
-    terms = range(min(count, largest) + 1)
+@lru_cache(maxsize=1024)
+def _binomial(count: int, p: float) -> np.ndarray:
+    """P(i of `count` kept), i = 0 … count, each with probability p."""
     log_p, log_q = math.log(p), math.log1p(-p)
-    return np.array([math.exp(math.log(math.comb(count, i)) + i * log_p + (count - i) * log_q) for i in terms])
+    logs = [math.log(math.comb(count, i)) + i * log_p + (count - i) * log_q for i in range(count + 1)]
+    return np.exp(logs)
 
 
 @lru_cache(maxsize=512)

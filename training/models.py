@@ -10,8 +10,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from training.config import ModelConfig, ScratchModelConfig
 from training.errors import BadInput
@@ -74,7 +83,7 @@ def check_folder(folder: Path) -> None:
 
 def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
     """A causal language model in evaluation mode; float32 on the CPU, its own dtype on CUDA."""
-    return _load_cpu(folder).to(device)
+    return _load_cpu(folder).to(device)  # type: ignore[arg-type]
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -26,3 +26,9 @@ class NullRecorder:
     def table(self, name: str, rows: list[dict[str, Any]]) -> None: ...
 
     def progress(self, step: int, total: int, **shown: float) -> None: ...
+
+
+def replay(history: list[dict[str, Any]], recorder: Recorder) -> None:
+    """Record the steps that a resumed run took before, so that its record is whole."""
+    for row in history:
+        recorder.metrics({name: value for name, value in row.items() if name != "step"}, row["step"])

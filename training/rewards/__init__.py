@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from training.config import RewardsConfig
 from training.errors import BadInput
@@ -21,11 +21,8 @@ from training.rewards.format import FormatReward
 from training.rewards.math import MathReward
 
 
-class Reward(Protocol):
-    """A reward function."""
-
-    def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]: ...
-
+Reward = Callable[..., list[float | None]]
+"""A reward function, called by keyword as above."""
 
 BUILT_IN = ("math", "format")
 
@@ -81,7 +78,7 @@ class RewardSum:
                 raise BadInput(f"reward {name!r}: returned {len(values)} values for {len(completions)} completions")
             parts[name] = [None if v is None or v != v else float(v) for v in values]
         total: list[float | None] = []
-        for values in zip(*parts.values(), strict=True):
-            applicable = [w * v for w, v in zip(self.weights, values, strict=True) if v is not None]
+        for row in zip(*parts.values(), strict=True):
+            applicable = [w * v for w, v in zip(self.weights, row, strict=True) if v is not None]
             total.append(sum(applicable) if applicable else None)
         return Scores(total, parts)

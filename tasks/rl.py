@@ -1,0 +1,62 @@
+"""Stage `rl`: reinforcement learning from graded completions, starting at the SFT model."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from tasks.stage import Stage, resolve_model, run_stage
+from training.checkpoint import history_text
+from training.models import end_token_ids, load_model, load_tokenizer, pick_device, save_model, set_threads
+from training.policy import Policy
+from training.prompts import PromptRenderer
+from training.rewards import RewardSum
+from training.rl import Problem, RLTrainer
+from training.rollout.native import NativeEngine
+
+
+def rl(stage: Stage) -> None:
+    """Train on data/prepared/train.parquet and publish the policy with its history."""
+    config, params = stage.params.rl, stage.params
+    if not config.enabled:
+        return stage.disable("sft")
+    set_threads(params.threads)
+    rewards = RewardSum(config.reward_funcs, config.reward_weights, params.rewards)
+    start, data, device = resolve_model(stage.folder("sft")), stage.folder("prepare") / "train.parquet", pick_device(params.device)
+    tokenizer = load_tokenizer(start)
+    renderer = PromptRenderer(tokenizer, params.prompt)
+    rows = pd.read_parquet(data)
+    stage.run.input(data, "train", "training")
+    stage.run.text(renderer.text(rows["prompt"].iloc[0]), "rendered_prompt.txt")
+    problems = [
+        Problem(row["prompt"], tuple(renderer.ids(row["prompt"])), {str(k): v for k, v in row.items() if k != "prompt"})
+        for row in rows.to_dict("records")
+    ]
+    model = load_model(start, device)
+    policy = Policy(model, config.lora, params.seed)
+    reference = load_model(start, device) if config.beta and not policy.has_adapters else None
+    trainer = RLTrainer(
+        policy,
+        reference,
+        NativeEngine(model, end_token_ids(model, tokenizer), config.prompts_per_step * config.num_generations),
+        rewards,
+        renderer,
+        problems,
+        config,
+        seed=params.seed,
+        pad_id=tokenizer.pad_token_id or 0,
+        checkpoints=stage.scratch / "checkpoints",
+        recorder=stage.run,
+    )
+    history = trainer.train()
+    metrics = {
+        "first_reward": history[0]["reward"],
+        "final_reward": history[-1]["reward"],
+        "generated_tokens": sum(row["num_tokens"] for row in history),
+    }
+    with stage.publish(metrics) as folder:
+        save_model(policy.merged(), tokenizer, folder)
+        (folder / "history.jsonl").write_text(history_text(history))
+
+
+if __name__ == "__main__":
+    run_stage("rl", rl)

@@ -1,0 +1,50 @@
+"""Stage `sft`: supervised fine-tuning of the base model on prompts with reference completions."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from tasks.stage import Stage, run_stage
+from training.batches import Tree
+from training.checkpoint import history_text
+from training.models import load_model, load_tokenizer, pick_device, save_model, set_threads
+from training.policy import Policy
+from training.prompts import PromptRenderer
+from training.sft import train_sft, usable_examples
+
+
+def sft(stage: Stage) -> None:
+    """Train on data/prepared/train.parquet and publish the model with its history."""
+    config = stage.params.sft
+    if not config.enabled:
+        return stage.disable("model")
+    set_threads(stage.params.threads)
+    base, data = stage.folder("model"), stage.folder("prepare") / "train.parquet"
+    tokenizer = load_tokenizer(base)
+    renderer = PromptRenderer(tokenizer, stage.params.prompt)
+    rows = pd.read_parquet(data)
+    stage.run.input(data, "train", "training")
+    stage.run.text(renderer.text(rows["prompt"].iloc[0]) + rows["completion"].iloc[0], "rendered_prompt.txt")
+    examples = [
+        Tree(renderer.ids(prompt), [renderer.completion_ids(completion)])
+        for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)
+    ]
+    usable = usable_examples(examples, config.max_length)
+    policy = Policy(load_model(base, pick_device(stage.params.device)), config.lora, stage.params.seed)
+    history = train_sft(
+        policy,
+        usable,
+        config,
+        seed=stage.params.seed,
+        pad_id=tokenizer.pad_token_id or 0,
+        checkpoints=stage.scratch / "checkpoints",
+        recorder=stage.run,
+    )
+    metrics = {"final_loss": history[-1]["loss"], "examples": float(len(usable)), "dropped_too_long": float(len(examples) - len(usable))}
+    with stage.publish(metrics) as folder:
+        save_model(policy.merged(), tokenizer, folder)
+        (folder / "history.jsonl").write_text(history_text(history))
+
+
+if __name__ == "__main__":
+    run_stage("sft", sft)

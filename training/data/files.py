@@ -1,0 +1,169 @@
+"""Records of data files: JSONL, JSON and CSV (each plain or .gz) and parquet, from a path or a URL."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import shutil
+import urllib.error
+import urllib.parse
+import urllib.request
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from training.errors import BadInput
+
+Record = tuple[str, dict[str, Any]]
+"""Where a record stands (`train.jsonl, line 3`) and its values by column."""
+
+
+def is_url(path: str) -> bool:
+    """Whether `path` is an http(s) URL."""
+    return path.startswith(("http://", "https://"))
+
+
+def download(url: str, folder: Path) -> Path:
+    """Fetch `url` into `folder`, whole or not at all; the file keeps the suffixes that tell its format.
+
+    Raises BadInput when the server refuses (4xx) and OSError when it can't be reached or stops half-way, which
+    is worth another try.
+    """
+    name = Path(urllib.parse.urlsplit(url).path).name
+    target = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name}"
+    partial = target.with_name(f".{target.name}.part")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response, partial.open("wb") as file:
+            shutil.copyfileobj(response, file, 1 << 20)
+            expected = response.headers["Content-Length"]
+    except urllib.error.HTTPError as error:
+        if 400 <= error.code < 500 and error.code != 429:
+            raise BadInput(f"{url}: the server answered {error.code} {error.reason}; give the URL of a file it serves") from None
+        raise
+    if expected is not None and partial.stat().st_size != int(expected):
+        raise OSError(f"{url}: got {partial.stat().st_size} of {expected} bytes; the connection broke off")
+    return partial.replace(target)
+
+
+def read_records(path: Path, columns: Collection[str], name: str | None = None) -> Iterator[Record]:
+    """Yield the records of a file one by one; `columns` are those that each record must have.
+
+    `name` stands for the path in errors. Raises BadInput when the file is missing, of an unknown format,
+    malformed (with the line) or lacks a column (with those it has).
+    """
+    name = name or str(path)
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix not in _READERS:
+        raise BadInput(f"{name}: can't tell the format from {path.name!r}; accepted endings are .jsonl, .json, .csv (also with .gz) and .parquet")
+    if not path.is_file():
+        raise BadInput(f"{name}: {'is a folder' if path.is_dir() else 'no such file'}; give the path or URL of a data file")
+    if path.stat().st_size == 0:
+        raise BadInput(f"{name}: the file is empty; at least one row is needed")
+    return _READERS[suffix](path, columns, name)
+
+
+def require_columns(wanted: Collection[str], present: Collection[str], place: str) -> None:
+    """Raise BadInput naming the first of `wanted` that `present` lacks, and the columns that are there."""
+    for column in wanted:
+        if column not in present:
+            raise BadInput(
+                f"{place}: no column {column!r}; it has {', '.join(map(repr, present)) or 'none'} "
+                "(question_column, answer_column and solution_column of the source name the columns)"
+            )
+
+
+def _jsonl(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
+    for number, line in _lines(path, name):
+        if line.strip():
+            place = f"{name}, line {number}"
+            yield place, _object(_parse(line, place), columns, place)
+
+
+def _json(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
+    records = _parse("".join(line for _, line in _lines(path, name)), name)
+    if not isinstance(records, list):
+        raise BadInput(f"{name}: holds a JSON {type(records).__name__}, expected a list of objects")
+    for number, record in enumerate(records, 1):
+        place = f"{name}, row {number}"
+        yield place, _object(record, columns, place)
+
+
+def _csv(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
+    reader = csv.reader((line for _, line in _lines(path, name)), strict=True)
+    try:
+        header = next(reader, [])
+        require_columns(columns, header, f"{name}, line 1")
+        for fields in reader:
+            place = f"{name}, line {reader.line_num}"
+            if fields and len(fields) != len(header):
+                raise BadInput(f"{place}: {len(fields)} fields, the header has {len(header)}")
+            if fields:
+                yield place, dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        raise BadInput(f"{name}, line {reader.line_num}: not valid CSV: {error}") from None
+
+
+def _parquet(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            require_columns(columns, file.schema_arrow.names, name)
+            for batch in file.iter_batches(batch_size=4096, columns=list(columns)):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"{name}, row {number}", record
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BadInput(f"{name}: not a whole parquet file (after row {number}): {error}") from None
+
+
+_READERS: dict[str, Callable[[Path, Collection[str], str], Iterator[Record]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
+
+
+def _lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines (from 1) of a UTF-8 file, line ends kept; decoded one by one so that errors name theirs."""
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, raw in enumerate(file, 1):
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{name}, line {number}: not UTF-8: {error.reason} at byte {error.start} of the line") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadInput(f"{name}: not a whole gzip file (damaged after line {number}): {error}") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f", line {error.lineno}" if "\n" in text.rstrip("\n") else ""
+        raise BadInput(f"{place}{line}: not valid JSON: {error.msg} at column {error.colno}: {_excerpt(error.doc, error.pos)}") from None
+    except RecursionError:
+        raise BadInput(f"{place}: not valid JSON: nested too deeply") from None
+
+
+def _object(record: Any, columns: Collection[str], place: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise BadInput(f"{place}: a JSON {type(record).__name__}, expected an object with {', '.join(map(repr, columns))}")
+    require_columns(columns, record, place)
+    return record
+
+
+def _excerpt(text: str, position: int) -> str:
+    return repr(text[max(0, position - 30) : position + 30].strip("\r\n"))

@@ -69,14 +69,17 @@ class ReportConfig(Section):
     """Completions shown per model."""
 
 
-TIMEOUT_MINUTES = {"model": 60.0, "prepare": 60.0, "validate": 60.0, "sft": 1440.0, "rl": 4320.0, "evaluate": 720.0, "report": 60.0}
+StageName = Literal["model", "prepare", "validate", "sft", "rl", "evaluate", "report"]
+TIMEOUT_MINUTES: dict[StageName, float] = {
+    "model": 60.0, "prepare": 60.0, "validate": 60.0, "sft": 1440.0, "rl": 4320.0, "evaluate": 720.0, "report": 60.0
+}  # fmt: skip
 
 
 class FlowConfig(Section):
     """How patient a flow is; nothing here changes what a stage computes, so no stage depends on it."""
 
     timeout_minutes: Annotated[
-        dict[Literal["model", "prepare", "validate", "sft", "rl", "evaluate", "report"], PositiveReal],
+        dict[StageName, PositiveReal],
         AfterValidator(lambda given: TIMEOUT_MINUTES | given),
     ] = TIMEOUT_MINUTES
     """Minutes after which a stage's processes are ended; stages left out keep their default."""

@@ -1,4 +1,4 @@
-"""The table of a split: `data/prepared/{train,validation,test}.parquet`, written and read."""
+"""The table of a split: `data/prepared/{train,validation,test}.parquet`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 
 from training.config import PromptConfig
 from training.data.splits import Row
-from training.errors import BadInput
 
 COLUMNS = ("id", "prompt", "completion", "answer", "source")
 """`prompt` is the user message, before any chat template; `completion` the reference one. All are texts."""
@@ -39,29 +38,6 @@ def write_table(path: Path, rows: Iterable[tuple[str, Row]], sources: Sequence[s
                 for key, row in group
             ]
             writer.write_table(pa.table([pa.array(column, pa.string()) for column in zip(*records, strict=True)], schema=SCHEMA))
-
-
-def read_table(path: Path, limit: int | None = None) -> dict[str, list[str]]:
-    """Columns of a split by name, at most its first `limit` rows.
-
-    Raises BadInput when the file is missing, cut short or lacks a column.
-    """
-    columns: dict[str, list[str]] = {name: [] for name in COLUMNS}
-    try:
-        with pq.ParquetFile(path) as file:
-            missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
-            if missing:
-                raise BadInput(f"{path}: no column {missing[0]!r}; it has {', '.join(map(repr, file.schema_arrow.names))}")
-            for batch in file.iter_batches(batch_size=min(limit or _ROW_GROUP, _ROW_GROUP), columns=list(COLUMNS)):
-                for name in COLUMNS:
-                    columns[name] += batch.column(name).to_pylist()
-                if limit is not None and len(columns["id"]) >= limit:
-                    return {name: values[:limit] for name, values in columns.items()}
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file; stage prepare makes it") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BadInput(f"{path}: not a whole parquet file: {error}") from None
-    return columns
 
 
 def fill(template: str, **fields: str) -> str:

@@ -1,0 +1,106 @@
+"""Stage `prepare`: from sources to data/prepared/{train,validation,test}.parquet, with counts.json beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.stage import Stage, run_stage
+from tasks.tree import home
+from training.config import SourceConfig
+from training.data.files import download, is_url
+from training.data.sources import Example, read_examples
+from training.data.splits import SPLITS, Division, divide
+from training.data.table import write_table
+from training.errors import BadInput
+from training.storage import sha256_file, write_json
+
+
+def prepare(stage: Stage) -> None:
+    """Publish the three splits; counts.json says what each source gave and what was left out."""
+    params = stage.params
+    sources = params.prepare.sources
+    files = [_local_file(stage, source) for source in sources]
+    digests = [_checked_digest(source, file) for source, file in zip(sources, files, strict=True)]
+    readers = [(source, _Counted(read_examples(source, params.seed, file))) for source, file in zip(sources, files, strict=True)]
+    division = divide(readers, params.prepare.splits)
+    rows_read = [reader.count for _, reader in readers]
+    counts = _counts(sources, division, rows_read, digests)
+    names = [source.label for source in sources]
+    metrics = {f"rows_{split}": float(counts["rows"][split]) for split in SPLITS}
+    metrics["duplicates"] = float(counts["duplicates"])
+    with stage.publish(metrics) as folder:
+        for split in SPLITS:
+            write_table(folder / f"{split}.parquet", division.split(split), names, params.prompt)
+        write_json(folder / "counts.json", counts)
+    for split in SPLITS:
+        stage.run.input(stage.output / f"{split}.parquet", split, split)
+    stage.run.artifact(stage.output / "counts.json")
+    shown = ", ".join(f"{split} {counts['rows'][split]}" for split in SPLITS)
+    print(f"prepare: {shown}; {counts['duplicates']} duplicates left out", flush=True)
+
+
+class _Counted:
+    """An iterator that knows how many examples it gave."""
+
+    def __init__(self, examples: Iterator[Example]) -> None:
+        self.examples = examples
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Example]:
+        for example in self.examples:
+            self.count += 1
+            yield example
+
+
+def _local_file(stage: Stage, source: SourceConfig) -> Path | None:
+    """Where a file source's bytes are: fetched from its URL, in the tree, or in the tree's home.
+
+    Paths count from the tree's root; in a workspace, files that git does not carry along are found from the
+    main checkout's.
+    """
+    if source.kind != "file":
+        return None
+    path = str(source.path)
+    if is_url(path):
+        return download(path, stage.scratch)
+    for root in (stage.root, home(stage.root)):
+        if (root / path).exists():
+            return root / path
+    raise BadInput(f"{path}: no such file (seen from {stage.root}); give the path or URL of a data file")
+
+
+def _checked_digest(source: SourceConfig, file: Path | None) -> str | None:
+    if file is None or not file.is_file():
+        return None
+    digest = sha256_file(file)
+    if source.sha256 not in (None, digest):
+        raise BadInput(f"{source.path}: its sha256 is {digest}, the source's sha256 says {source.sha256}; the file has changed")
+    return digest
+
+
+def _counts(sources: list[SourceConfig], division: Division, rows_read: list[int], digests: list[str | None]) -> dict[str, Any]:
+    counts = division.counts()
+    return {
+        "rows": {split: sum(counts[split, index] for index in range(len(sources))) for split in SPLITS},
+        "duplicates": division.duplicates.total(),
+        "contradictions": division.contradictions.total(),
+        "sources": [
+            {
+                "name": source.label,
+                "license": source.license,
+                "sha256": digests[index],
+                "revision": source.revision,
+                "rows_read": rows_read[index],
+                "rows": {split: counts[split, index] for split in SPLITS},
+                "duplicates": division.duplicates[index],
+                "contradictions": division.contradictions[index],
+            }
+            for index, source in enumerate(sources)
+        ],
+    }
+
+
+if __name__ == "__main__":
+    run_stage("prepare", prepare)

@@ -1,0 +1,115 @@
+"""A small tree with real models and data, in which single stages run for real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from tasks.config import dump_params, parse_params
+from tasks.tracking import output_digest
+from training.config import ModelConfig, ScratchModelConfig
+from training.models import bring_model
+from training.storage import publishing, write_json
+
+REPOSITORY = Path(__file__).parents[2]
+SHAPE = ScratchModelConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+SETTINGS: dict[str, Any] = {
+    "seed": 7,
+    "threads": 1,
+    "device": "cpu",
+    "prompt": {"chat_template": "none"},
+    "rl": {"max_completion_length": 6},
+    "evaluate": {
+        "num_problems": 6,
+        "num_samples": 4,
+        "k": [1, 2, 4],
+        "batch_size": 8,
+        "max_completion_length": 6,
+        "bootstrap": 50,
+    },
+}
+
+
+class SmallTree:
+    """A git repository with dvc.yaml, a base model, SFT switched off, an RL model, and prepared data."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("tasks", "training"):
+            (root / name).symlink_to(REPOSITORY / name)
+        (root / "dvc.yaml").write_text((REPOSITORY / "dvc.yaml").read_text())
+        self.settings = json.loads(json.dumps(SETTINGS))
+        self.set()
+        for command in (["init", "-q"], ["add", "dvc.yaml"], ["commit", "-qm", "tree"]):
+            identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+            subprocess.run(["git", *identity, *command], cwd=root, check=True)
+        self.publish_model("base", seed=1)
+        self.publish_reference("sft", "base")
+        self.publish_model("rl", seed=2)
+        self.publish_data(8)
+
+    def set(self, **changes: Any) -> None:
+        """Change settings (`section__key=value`) and write params.yaml."""
+        for name, value in changes.items():
+            section, _, key = name.partition("__")
+            if key:
+                self.settings.setdefault(section, {})[key] = value
+            else:
+                self.settings[section] = value
+        (self.root / "params.yaml").write_text(dump_params(parse_params(yaml.safe_load(json.dumps(self.settings)), "test")))
+
+    def publish_model(self, name: str, seed: int, note: str | None = None) -> None:
+        """A model with random weights; equal seeds give equal weights, another `note` another digest."""
+        with publishing(self.root / "data/models" / name) as folder:
+            origin = bring_model(ModelConfig(source="scratch", scratch=SHAPE), seed, folder)
+            write_json(folder / "source.json", origin)
+            write_json(folder / "metrics.json", {})
+            if note:
+                (folder / "note.txt").write_text(note)
+            if name != "base":
+                rows = [{"step": s + 1, "loss": 1.0 / (s + 1), "reward": s / 4, "grad_norm": 1.0, "entropy": 2.0 - s / 4} for s in range(5)]
+                (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def publish_reference(self, name: str, target: str) -> None:
+        """What a disabled stage leaves."""
+        model = self.root / "data/models" / target
+        with publishing(self.root / "data/models" / name) as folder:
+            write_json(folder / "reference.json", {"model": f"data/models/{target}", "digest": output_digest(model)})
+            write_json(folder / "metrics.json", {})
+
+    def publish_data(self, num_test: int) -> None:
+        """Prepared splits, and the report of a gate that they passed."""
+        with publishing(self.root / "data/prepared") as folder:
+            for split, size in (("train", 4), ("validation", 2), ("test", num_test)):
+                rows = [
+                    {"prompt": f"{i}+{len(split) % 3}=", "answer": str(i + len(split) % 3), "completion": "", "source": "sums", "id": f"{split}-{i}"}
+                    for i in range(size)
+                ]
+                pd.DataFrame(rows).to_parquet(folder / f"{split}.parquet", index=False)
+            rows_by_split = {"train": 4, "validation": 2, "test": num_test}
+            source = {"name": "sums", "license": None, "rows_read": 15, "rows": rows_by_split, "duplicates": 1}
+            write_json(folder / "counts.json", {"rows": rows_by_split, "duplicates": 1, "sources": [source]})
+            write_json(folder / "metrics.json", {})
+        with publishing(self.root / "data/reports/validation") as folder:
+            entry = {"expectation": "expect_column_values_to_be_unique", "column": "id", "success": True}
+            write_json(folder / "report.json", {"splits": {split: [entry] for split in ("train", "validation", "test")}})
+            write_json(folder / "metrics.json", {})
+
+
+@pytest.fixture(scope="module")
+def small_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallTree]:
+    """A tree for the tests of one module; it is the working directory while they run."""
+    root = tmp_path_factory.mktemp("small") / "tree"
+    root.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.delenv("GRADELINE_PARENT_RUN", raising=False)
+        patch.chdir(root)
+        yield SmallTree(root)

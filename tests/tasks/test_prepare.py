@@ -1,0 +1,121 @@
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tasks.prepare import prepare
+from tasks.stage import BAD_INPUT
+from training.storage import digest_of, read_json, verify
+
+SHARED = Path(os.environ.get("GRADELINE_SHARED", Path(__file__).parents[3] / "shared"))
+GSM8K = SHARED / "data" / "gsm8k"
+ADDITION = {"kind": "reasoning_gym", "task": "chain_sum", "size": 300, "license": "Apache-2.0", "settings": {"max_terms": 2, "max_digits": 2}}
+
+
+def jsonl(path: Path, questions: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"question": q, "answer": "1"}) + "\n" for q in questions))
+    return path
+
+
+def tables(root: Path) -> dict[str, pd.DataFrame]:
+    return {split: pd.read_parquet(root / "data/prepared" / f"{split}.parquet") for split in ("train", "validation", "test")}
+
+
+def test_publishes_splits_counts_and_records_them(tree):
+    tree.params(prepare={"sources": [ADDITION, {**ADDITION, "name": "again"}]}, prompt={"template": "Sum: {question}"})
+    assert tree.run("prepare", prepare) == 0
+    splits = tables(tree.root)
+    counts = read_json(tree.root / "data/prepared/counts.json")
+    assert {split: len(frame) for split, frame in splits.items()} == counts["rows"]
+    first, second = counts["sources"]
+    assert first["rows_read"] == second["rows_read"] == second["duplicates"] == 300
+    assert sum(first["rows"].values()) + first["duplicates"] == 300
+    assert (first["name"], first["license"]) == ("reasoning_gym:chain_sum", "Apache-2.0")
+    everything = pd.concat(splits.values())
+    assert everything["id"].is_unique
+    assert everything["prompt"].is_unique
+    assert everything["prompt"].str.startswith("Sum: State the final").all()
+    assert all(frame["id"].is_monotonic_increasing for frame in splits.values())
+    assert set(verify(tree.root / "data/prepared")["files"]) >= {"train.parquet", "validation.parquet", "test.parquet", "counts.json"}
+    _, run = tree.record("prepare")
+    assert run.data.metrics["duplicates"] == counts["duplicates"]
+    assert {d.dataset.name for d in run.inputs.dataset_inputs} == {"train", "validation", "test"}
+
+
+def test_equal_params_give_equal_bytes(tree):
+    tree.params(prepare={"sources": [ADDITION]})
+    assert tree.run("prepare", prepare) == 0
+    first = digest_of(tree.root / "data/prepared")
+    assert tree.run("prepare", prepare) == 0
+    assert digest_of(tree.root / "data/prepared") == first
+
+
+def test_braces_are_kept(tree):
+    jsonl(tree.root / "a.jsonl", [f"What is {{{i}}} of {{question}}?" for i in range(40)])
+    source = {"kind": "file", "path": "a.jsonl", "split": "train"}
+    tree.params(prepare={"sources": [source]}, prompt={"template": "{question} {0}"})
+    assert tree.run("prepare", prepare) == 0
+    assert "What is {7} of {question}? {0}" in set(tables(tree.root)["train"]["prompt"])
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"{GSM8K} is not there (GRADELINE_SHARED names the folder around data/)")
+def test_gsm8k_in_full(tree):
+    common = {"kind": "file", "answer_pattern": r"####\s*(.+)", "solution_remove": "<<[^>]*>>", "license": "MIT"}
+    sources = [{**common, "path": str(GSM8K / f"{split}.jsonl"), "split": split} for split in ("train", "test")]
+    tree.params(prepare={"sources": sources})
+    assert tree.run("prepare", prepare) == 0
+    splits = tables(tree.root)
+    assert {split: len(frame) for split, frame in splits.items()} == {"train": 7473, "validation": 0, "test": 1319}
+    question = json.loads((GSM8K / "train.jsonl").open().readline())["question"]
+    row = splits["train"].set_index("prompt").loc[question]
+    assert row["answer"] == "72"
+    assert row["completion"].startswith("Natalia sold 48/2 = 24 clips in May.\n")
+    assert row["completion"].endswith("\n#### 72")
+    counts = read_json(tree.root / "data/prepared/counts.json")
+    digest = hashlib.sha256((GSM8K / "train.jsonl").read_bytes()).hexdigest()
+    assert (counts["sources"][0]["sha256"], counts["duplicates"]) == (digest, 0)
+
+
+def test_workspace_finds_the_files_of_its_home(tree, monkeypatch):
+    jsonl(tree.root / "a.jsonl", ["a?", "b?"])
+    workspace = tree.root / ".gradeline" / "workspaces" / "w"
+    subprocess.run(["git", "worktree", "add", "-q", "--detach", str(workspace)], check=True)
+    for package in ("tasks", "training"):
+        (workspace / package).symlink_to(tree.root / package)
+    tree.params(prepare={"sources": [{"kind": "file", "path": "a.jsonl", "split": "test"}]})
+    (tree.root / "params.yaml").rename(workspace / "params.yaml")
+    monkeypatch.chdir(workspace)
+    assert tree.run("prepare", prepare) == 0
+    assert len(tables(workspace)["test"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ([{"kind": "file", "path": "none.jsonl"}], ["none.jsonl: no such file"]),
+        ([{"kind": "file", "path": "empty.csv"}], ["empty.csv: the file is empty"]),
+        ([{"kind": "file", "path": "bad.jsonl"}], ["bad.jsonl, line 2: not valid JSON"]),
+        ([{"kind": "file", "path": "a.jsonl", "answer_column": "key"}], ["a.jsonl, line 1: no column 'key'; it has 'question', 'answer'"]),
+        ([{"kind": "file", "path": "a.jsonl", "sha256": "00"}], ["a.jsonl: its sha256 is", "says 00"]),
+        ([{"kind": "reasoning_gym", "task": "chain_smu", "size": 9}], ["'chain_smu': unknown; did you mean 'chain_sum'"]),
+        ([{**ADDITION, "size": 1}], ["is empty: 1 distinct questions"]),
+        (
+            [{"kind": "file", "path": "a.jsonl", "split": "train"}, {"kind": "file", "path": "b.jsonl", "split": "test"}],
+            ["the question 'b?' is in split train", "a.jsonl", "and in split test", "b.jsonl"],
+        ),
+    ],
+)
+def test_bad_input_stops_before_publication(tree, sources, expected):
+    jsonl(tree.root / "a.jsonl", ["a?", "b?"])
+    jsonl(tree.root / "b.jsonl", ["b?", "c?"])
+    (tree.root / "bad.jsonl").write_text('{"question": "q", "answer": "1"}\n{"question"\n')
+    (tree.root / "empty.csv").touch()
+    tree.params(prepare={"sources": sources})
+    assert tree.run("prepare", prepare) == BAD_INPUT
+    for part in expected:
+        assert part in tree.outcome("prepare")["message"]
+    assert not (tree.root / "data/prepared").exists()

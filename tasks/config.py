@@ -171,6 +171,17 @@ def known_stage(name: str) -> str:
     return name
 
 
+def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Dotted keys and texts of nested values; lists are JSON."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            rows += flatten(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)))
+    return rows
+
+
 def _apply(data: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:

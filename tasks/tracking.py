@@ -20,7 +20,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus, RunTag, ViewType
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from tasks.config import STAGES, Params
+from tasks.config import STAGES, Params, flatten
 from tasks.tree import git, home, locked, state
 from training.storage import MANIFEST, read_json, sha256_file
 
@@ -295,17 +295,6 @@ def close_dead_runs(root: Path) -> list[str]:
             client.set_terminated(run.info.run_id, status=RunStatus.to_string(RunStatus.KILLED))
             closed.append(run.info.run_id)
     return closed
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Dotted keys and texts of nested values; lists are JSON."""
-    rows: list[tuple[str, str]] = []
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            rows += flatten(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)))
-    return rows
 
 
 def _launcher() -> psutil.Process:

@@ -15,8 +15,7 @@ from typing import Any
 
 import yaml
 
-from tasks.config import STAGES
-from tasks.tracking import flatten
+from tasks.config import STAGES, ConfigError, flatten, known_stage
 from training.errors import BadInput
 from training.storage import write_text
 
@@ -59,7 +58,7 @@ def environment() -> dict[str, str]:
 
 def repro_command(stage: str, force: bool = False) -> list[str]:
     """Command that brings one stage up to date, run in its tree; the stages before it are taken as they are."""
-    return [*DVC, "repro", "--quiet", "--single-item", *(["--force"] if force else []), stage]
+    return [*DVC, "--wait-for-lock", "repro", "--quiet", "--single-item", *(["--force"] if force else []), stage]
 
 
 def stages(root: Path) -> dict[str, dict[str, Any]]:
@@ -83,6 +82,15 @@ def downstream(root: Path, stage: str) -> set[str]:
     while more := {name for name, before in edges.items() if found & set(before)} - found:
         found |= more
     return found
+
+
+def forced_stages(root: Path, from_stage: str | None, only: str | None) -> set[str]:
+    """Stages that `from_stage` forces; ConfigError for an unknown stage or for both choices at once."""
+    if from_stage and only:
+        raise ConfigError(f"from {from_stage} and only {only}: choose one of the two")
+    if only:
+        known_stage(only)
+    return downstream(root, known_stage(from_stage)) if from_stage else set()
 
 
 def plan(root: Path) -> list[StagePlan]:

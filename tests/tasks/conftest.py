@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from tasks.config import dump_params, parse_params
-from tasks.tracking import output_digest
+from tasks.stage import Stage, run_stage
+from tasks.tracking import open_store, output_digest
 from training.config import ModelConfig, ScratchModelConfig
 from training.models import bring_model
-from training.storage import publishing, write_json
+from training.storage import publishing, read_json, write_json
 
 REPOSITORY = Path(__file__).parents[2]
 SHAPE = ScratchModelConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
@@ -113,3 +119,55 @@ def small_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallTree]:
         patch.delenv("GRADELINE_PARENT_RUN", raising=False)
         patch.chdir(root)
         yield SmallTree(root)
+
+
+@dataclass
+class Tree:
+    """A project of its own, without data, in which stages run as they do under DVC, in this process."""
+
+    root: Path
+
+    def params(self, **sections: Any) -> None:
+        """Write params.yaml: these sections, the rest by default."""
+        (self.root / "params.yaml").write_text(dump_params(parse_params(sections, "test")))
+
+    def run(self, stage: str, body: Callable[[Stage], None]) -> int:
+        """Run one stage; returns its exit code."""
+        with pytest.raises(SystemExit) as exit:
+            run_stage(stage, body)
+        return int(exit.value.code or 0)
+
+    def outcome(self, stage: str) -> dict[str, Any]:
+        """How the stage ended: code, message, run_id."""
+        return read_json(self.root / ".gradeline" / "outcome" / f"{stage}.json")
+
+    def record(self, stage: str) -> tuple[MlflowClient, Run]:
+        """The stage's MLflow run."""
+        client, _ = open_store(self.root)
+        return client, client.get_run(self.outcome(stage)["run_id"])
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One SQLite store for the session; making one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> Iterator[Tree]:
+    """A repository with dvc.yaml and the code; it is the working directory."""
+    root = tmp_path / "tree"
+    root.mkdir()
+    shutil.copy(REPOSITORY / "dvc.yaml", root)
+    for name in ("tasks", "training"):
+        (root / name).symlink_to(REPOSITORY / name)
+    git = ["git", "-C", str(root), "-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for command in (["init", "-q"], ["add", "dvc.yaml"], ["commit", "-qm", "tree"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
+    monkeypatch.delenv("GRADELINE_PARENT_RUN", raising=False)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield Tree(root)
+    signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,74 @@
+"""PNG plots of a run: learning curves, and Pass@K and Maj@K against K. Equal inputs give equal bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+STYLES = {
+    "base": {"color": "#6b7280", "marker": "o", "linestyle": ":"},
+    "sft": {"color": "#0072b2", "marker": "s", "linestyle": "--"},
+    "rl": {"color": "#c2410c", "marker": "D", "linestyle": "-"},
+}
+"""Colour, marker and dashes of each model: legible without colour too."""
+SIZE_INCHES = (5.2, 3.1)
+DPI = 160
+GRID = "#e5e7eb"
+INK = "#374151"
+
+
+def plot_at_k(path: Path, title: str, curves: Mapping[str, tuple[str, Sequence[tuple[int, float, float, float]]]]) -> None:
+    """One line a model against K, with its interval as a band.
+
+    `curves` maps a model to its label and its points (K, value, low, high), values between 0 and 1.
+    """
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    ticks: set[int] = set()
+    for model, (label, points) in curves.items():
+        ks, values, lows, highs = zip(*points, strict=True)
+        style = STYLES[model]
+        axes.fill_between(ks, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+        axes.plot(ks, values, label=label, linewidth=2, markersize=5, **style)  # type: ignore[arg-type]
+        ticks |= set(ks)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(ticks))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.minorticks_off()
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("K (samples a problem)")
+    _finish(figure, axes, title, path, legend=len(curves) > 1)
+
+
+def plot_steps(path: Path, title: str, history: Sequence[Mapping[str, Any]], names: Mapping[str, str], color: str) -> None:
+    """Metrics of a training stage against its step; `names` maps metric names to legend labels."""
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    for dashes, (name, label) in zip(("-", "--", ":", "-."), names.items(), strict=False):
+        points = [(row["step"], row[name]) for row in history if row.get(name) is not None]
+        steps, values = zip(*points, strict=True)
+        marker = "o" if len(points) <= 30 else None
+        axes.plot(steps, values, dashes, color=color, label=label, linewidth=1.8, marker=marker, markersize=3)
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _finish(figure, axes, title, path, legend=len(names) > 1)
+
+
+def _finish(figure: Figure, axes: Any, title: str, path: Path, legend: bool) -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, labelsize=9, length=0)
+    axes.xaxis.label.set_color(INK)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(GRID)
+    if legend:
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})

@@ -16,8 +16,8 @@ STYLES = {
     "rl": {"color": "#c2410c", "marker": "D", "linestyle": "-"},
 }
 """Colour, marker and dashes of each model: legible without colour too."""
-SIZE_INCHES = (5.2, 3.1)
-DPI = 160
+SIZE_INCHES = (4.4, 2.7)
+DPI = 180
 GRID = "#e5e7eb"
 INK = "#374151"
 
@@ -42,7 +42,8 @@ def plot_at_k(path: Path, title: str, curves: Mapping[str, tuple[str, Sequence[t
     axes.minorticks_off()
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("K (samples a problem)")
-    _finish(figure, axes, title, path, legend=len(curves) > 1)
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "ncols": len(curves), "columnspacing": 1.2}
+    _finish(figure, axes, title, path, place if len(curves) > 1 else None)
 
 
 def plot_steps(path: Path, title: str, history: Sequence[Mapping[str, Any]], names: Mapping[str, str], color: str) -> None:
@@ -56,10 +57,10 @@ def plot_steps(path: Path, title: str, history: Sequence[Mapping[str, Any]], nam
         axes.plot(steps, values, dashes, color=color, label=label, linewidth=1.8, marker=marker, markersize=3)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _finish(figure, axes, title, path, legend=len(names) > 1)
+    _finish(figure, axes, title, path, {"loc": "best"} if len(names) > 1 else None)
 
 
-def _finish(figure: Figure, axes: Any, title: str, path: Path, legend: bool) -> None:
+def _finish(figure: Figure, axes: Any, title: str, path: Path, legend: dict[str, Any] | None) -> None:
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -69,6 +70,6 @@ def _finish(figure: Figure, axes: Any, title: str, path: Path, legend: bool) -> 
         spine.set_visible(side == "bottom")
         spine.set_color(GRID)
     if legend:
-        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK, **legend)
     path.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})

@@ -25,10 +25,18 @@ from training.storage import read_json, write_text
 LABELS = {"base": "Base", "sft": "SFT", "rl": "RL"}
 HEADLINE_K = 8
 """The K of the headline figures, where it was evaluated; else the largest that was."""
+MEASURES = [
+    ("accuracy_strict", "Strict accuracy"),
+    ("accuracy_lenient", "Lenient accuracy"),
+    ("no_answer", "No answer found"),
+    ("truncated", "Cut off"),
+    ("mean_length", "Mean length, tokens"),
+]
+"""What the results table holds below the headline figures."""
 CURVES: dict[str, list[tuple[str, str, dict[str, str]]]] = {
     "rl": [
         ("reward", "Reward", {"reward": "mean reward"}),
-        ("spread", "Groups that teach", {"frac_reward_zero_std": "share of groups with equal rewards", "reward_std": "std within groups"}),
+        ("spread", "Rewards within a group", {"frac_reward_zero_std": "share of groups all equal", "reward_std": "std"}),
         ("length", "Completion length, tokens", {"completions/mean_length": "mean", "completions/max_length": "longest"}),
         ("truncated", "Share cut off", {"completions/clipped_ratio": "share of completions cut off"}),
         ("entropy", "Entropy, nats a token", {"entropy": "entropy"}),
@@ -97,7 +105,7 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["number"] = number
+    environment.filters["figure"] = figure
     page = environment.get_template("report.html.j2").render(
         title=config.title,
         labels=LABELS,
@@ -105,7 +113,8 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
         summary=summary,
         models=summary["models"],
         headline=headline(summary),
-        rows=metric_rows(summary),
+        measures=MEASURES,
+        at_k=[(f"{kind}_at_{k}", f"{label}@{k}") for kind, label in (("pass", "Pass"), ("maj", "Maj")) for k in summary["k"]],
         figures=figures,
         examples={name: examples(inputs.evaluation, model, config.examples) for name, model in summary["models"].items()},
         counts=inputs.counts,
@@ -126,19 +135,6 @@ def headline(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return list(dict(pair for pair in wanted if pair[0] in known).items())
 
 
-def metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Every metric with its label, in the order of the page's full table."""
-    return [
-        *((f"pass_at_{k}", f"Pass@{k}") for k in summary["k"]),
-        *((f"maj_at_{k}", f"Maj@{k}") for k in summary["k"]),
-        ("accuracy_strict", "Accuracy, strict"),
-        ("accuracy_lenient", "Accuracy, lenient"),
-        ("no_answer", "No answer found"),
-        ("truncated", "Cut off"),
-        ("mean_length", "Mean length, tokens"),
-    ]
-
-
 def gains(summary: dict[str, Any]) -> dict[str, float]:
     """How much the last model has over the base in each headline metric."""
     models = summary["models"]
@@ -157,16 +153,16 @@ def table_markdown(summary: dict[str, Any]) -> str:
     ]
     for name, model in summary["models"].items():
         note = f" (off: same as {LABELS[model['same_as']]})" if model["same_as"] else ""
-        cells = [_with_interval(model["metrics"][metric]) for metric, _ in columns]
+        cells = [_with_interval(model["metrics"][metric], metric) for metric, _ in columns]
         lines.append(f"| {LABELS[name]}{note} | " + " | ".join(cells) + " |")
     test = summary["test_set"]
     lines += ["", f"{test['problems']} held-out problems, {summary['n']} samples each; brackets: bootstrap 95 % intervals over problems."]
     return "\n".join(lines) + "\n"
 
 
-def number(value: float) -> str:
-    """Three digits where they help, none where they don't."""
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+def figure(value: float, metric: str) -> str:
+    """A share with three digits, a length in tokens with one."""
+    return f"{value:.1f}" if metric.endswith("length") else f"{value:.3f}"
 
 
 def validation_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -235,8 +231,9 @@ def _figure(path: Path, text: str) -> dict[str, str]:
     return {"uri": f"data:image/png;base64,{encoded}", "alt": text}
 
 
-def _with_interval(estimate: dict[str, float]) -> str:
-    return f"{number(estimate['value'])} [{number(estimate['low'])}, {number(estimate['high'])}]"
+def _with_interval(estimate: dict[str, float], metric: str) -> str:
+    value, low, high = (figure(estimate[part], metric) for part in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class SmallTree:
                 pd.DataFrame(rows).to_parquet(folder / f"{split}.parquet", index=False)
             rows_by_split = {"train": 4, "validation": 2, "test": num_test}
             source = {"name": "sums", "license": None, "rows_read": 15, "rows": rows_by_split, "duplicates": 1}
-            write_json(folder / "counts.json", {"rows": rows_by_split, "duplicates": 1, "sources": [source]})
+            write_json(folder / "counts.json", {"rows": rows_by_split, "duplicates": 1, "contradictions": 0, "sources": [source]})
             write_json(folder / "metrics.json", {})
         with publishing(self.root / "data/reports/validation") as folder:
             entry = {"expectation": "expect_column_values_to_be_unique", "column": "id", "success": True}

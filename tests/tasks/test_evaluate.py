@@ -52,6 +52,7 @@ def test_it_publishes_samples_summary_and_metrics_that_agree(evaluated):
             estimate = summary["models"][model]["metrics"][name]
             assert metrics[f"{model}/{name}"] == estimate["value"]
             assert estimate["low"] <= estimate["value"] <= estimate["high"]
+    assert 0 < metrics["base/accuracy_lenient"] < 1, "random models hit some one-digit answers, so the figures above say something"
     assert (summary["n"], summary["k"]) == (4, [1, 2, 4])
     assert summary["test_set"]["problems"] == 6
     assert summary["test_set"]["available"] == 8

@@ -53,7 +53,7 @@ def inputs(tmp_path: Path) -> Inputs:
         },
         evaluation=tmp_path,
         counts={
-            "rows": {"train": 10, "validation": 2, "test": 9}, "duplicates": 4,
+            "rows": {"train": 10, "validation": 2, "test": 9}, "duplicates": 4, "contradictions": 2,
             "sources": [{"name": "sums & more", "license": "MIT", "rows_read": 25, "rows": {"train": 10, "validation": 2, "test": 9}, "duplicates": 4}],
         },
         validation={"splits": {"train": [{"expectation": "expect_x", "column": "id", "success": True}], "test": [{"expectation": "expect_y", "column": "answer", "success": False}]}},
@@ -76,7 +76,7 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data):
-        self.text += data
+        self.text += data + " "
 
 
 def test_the_page_needs_nothing_but_itself(inputs, tmp_path):
@@ -118,7 +118,8 @@ def test_the_page_says_what_was_switched_off_counted_and_refused(inputs, tmp_pat
     write_report(inputs, ReportConfig(), tmp_path)
     text = " ".join(Page((tmp_path / "index.html").read_text()).text.split())
     assert "SFT is disabled in this run: its figures are those of Base, the same model." in text
-    assert "sums & more" in text
+    assert "sums & more MIT 25 10 2 9 4" in text
+    assert "2 of them came with another answer" in text
     assert "train: 1 of 1 expectations hold." in text
     assert "test: 0 of 1 expectations hold; failing: expect_y (answer)." in text
 

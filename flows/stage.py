@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,21 +39,19 @@ class StageFailed(RuntimeError):
         return f"{self.stage} {WORDS.get(self.code, 'did not finish')}: {self.message}"
 
 
-@dataclass
 class PipelineRun:
-    """One run of the pipeline in a tree; calling it with a stage's task runs that stage."""
+    """One run of the pipeline in a tree; calling it with a stage's task runs that stage.
 
-    tree: Path
-    params: Params
-    pipeline: Pipeline
-    forced: set[str] = field(default_factory=set)
-    """Stages to run even if nothing that goes into them has changed."""
-    only: str | None = None
-    """The one stage to run, if not all."""
-    last: str | None = None
-    """The last stage whose output is up to date."""
-    states: dict[str, State[Any]] = field(default_factory=dict)
-    """How each stage ended."""
+    `forced` stages run even if nothing that goes into them has changed; with `only`, the others are skipped.
+    """
+
+    def __init__(self, tree: Path, params: Params, pipeline: Pipeline, forced: set[str], only: str | None) -> None:
+        self.tree = tree
+        self.params = params
+        self.pipeline = pipeline
+        self.forced = forced
+        self.only = only
+        self.states: dict[str, State[Any]] = {}
 
     def __call__(self, stage: Task[[PipelineRun], State[Any]]) -> None:
         """Run a stage, with the time-outs and retries of params.yaml's `flow` section."""
@@ -62,6 +59,12 @@ class PipelineRun:
         delays = [patience.retry_delay_seconds * 2**n for n in range(patience.retries)]
         patient = stage.with_options(retries=patience.retries, retry_delay_seconds=delays or 0)
         self.states[stage.name] = patient(self)
+
+    @property
+    def last(self) -> str | None:
+        """The last stage whose output is up to date."""
+        done = [name for name, state in self.states.items() if state.name != "Skipped"]
+        return done[-1] if done else None
 
 
 def stage_task(name: str) -> Task[[PipelineRun], State[Any]]:
@@ -95,7 +98,6 @@ def run_stage(run: PipelineRun, name: str) -> State[Any]:
         raise StageFailed(name, told["code"], told["message"])
     if code:
         raise StageFailed(name, None, f"dvc ended with code {code}\n" + "\n".join(said))
-    run.last = name
     return _finished(run, name, ran=told is not None)
 
 

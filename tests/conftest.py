@@ -1,0 +1,38 @@
+"""Fixtures that every folder of tests may use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+os.environ.pop("PREFECT_API_URL", None)
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project (tests.project) in which nothing has run yet."""
+    from tests.project import make_project
+
+    return make_project(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose pipeline was run by `dvc repro` alone; copy it, don't change it."""
+    from tests.project import dvc, git, make_project
+
+    root = make_project(tmp_path_factory.mktemp("finished") / "project")
+    dvc(root, "repro")
+    git(root, "add", "dvc.lock")
+    git(root, "commit", "--quiet", "--message", "Run the pipeline")
+    return root
+
+
+@pytest.fixture
+def finished(finished_project: Path, tmp_path: Path) -> Path:
+    """A copy of the finished project, free to change."""
+    return Path(shutil.copytree(finished_project, tmp_path / "project", symlinks=True))

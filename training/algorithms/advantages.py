@@ -19,7 +19,7 @@ def group_advantages(
     group_size: int,
     scale: Literal["group", "batch", "none"] = "group",
     valid: torch.Tensor | None = None,
-    eps: float = 1e-4,
+    eps: float = 1e-6,
 ) -> torch.Tensor:
     """Reward minus the group's mean, divided by a standard deviation. [B] -> [B].
 

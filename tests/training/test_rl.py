@@ -1,0 +1,200 @@
+"""The loop as a whole against a plain, unoptimised step, and the laws every step keeps."""
+
+import pytest
+import torch
+
+from tests.training.conftest import small_model
+from training.config import LoraConfig, OptimizerConfig, PromptConfig, RewardsConfig, RLConfig
+from training.errors import BadInput
+from training.policy import Policy
+from training.prompts import PromptRenderer
+from training.recorder import NullRecorder
+from training.rewards import RewardSum
+from training.rl import Problem, RLTrainer
+from training.rollout.native import NativeEngine
+
+
+def digit_sum(prompts, completions, **columns):
+    """Spread in every group: the sum of the digits written."""
+    return [float(sum(int(c) for c in text if c.isdigit())) for text in completions]
+
+
+def make(tokenizer, tmp_path, model=None, reference=None, recorder=None, reward=None, lora=None, problems=8, **settings):
+    model = model or small_model()
+    defaults = dict(
+        num_steps=3,
+        prompts_per_step=2,
+        num_generations=4,
+        max_completion_length=5,
+        checkpoint_every=100,
+        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="constant"),
+    )
+    config = RLConfig(**(defaults | settings))
+    renderer = PromptRenderer(tokenizer, PromptConfig(chat_template="none"))
+    policy = Policy(model, lora or LoraConfig(), 1)
+    rewards = RewardSum(["math"], None, RewardsConfig())
+    rewards.functions = [reward or digit_sum]
+    texts = [f"{i} + {i + 1} =" for i in range(problems)]
+    rows = [Problem(t, tuple(renderer.ids(t)), {"answer": "1"}) for t in texts]
+    engine = NativeEngine(model, {tokenizer.eos_token_id})
+    return RLTrainer(
+        policy, reference, engine, rewards, renderer, rows, config,
+        seed=1, pad_id=0, checkpoints=tmp_path, recorder=recorder or NullRecorder(),
+    )  # fmt: skip
+
+
+def flat_gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def capture_gradient(trainer, rollout):
+    """The gradient that `update` would step with."""
+    held = {}
+    trainer.optimizer.step = lambda: held.setdefault("grad", flat_gradient(trainer.policy.model).clone())
+    metrics, *_ = trainer.update(rollout, 0)
+    return held["grad"], metrics
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_step_equals_a_plain_reimplementation(tokenizer, tmp_path, loss_type, beta):
+    """One completion at a time, full logits, no sharing, no micro-batches: same loss, KL and gradient."""
+    reference = small_model(seed=3) if beta else None
+    optimizer = OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9)
+    trainer = make(tokenizer, tmp_path, reference=reference, loss_type=loss_type, beta=beta, temperature=0.9, optimizer=optimizer)
+    rollout = trainer.roll_out(0)
+    gradient, metrics = capture_gradient(trainer, rollout)
+
+    model = small_model()
+    lengths = [len(c.ids) for c in rollout.completions]
+    loss, kl_sum = 0.0, 0.0
+    for i, completion in enumerate(rollout.completions):
+        group = torch.tensor([rollout.scores.total[j] for j in range(len(lengths)) if j // 4 == i // 4], dtype=torch.float64)
+        advantage = (rollout.scores.total[i] - group.mean()) / (group.std() + 1e-6)
+        prompt = list(rollout.problems[i // 4].prompt_ids)
+        ids = torch.tensor([prompt + completion.ids])
+
+        def token_logprobs(m, ids=ids, start=len(prompt)):
+            logits = m(input_ids=ids).logits[0, start - 1 : -1] / 0.9
+            return torch.log_softmax(logits, -1).gather(-1, ids[0, start:, None]).squeeze(-1)
+
+        logprobs = token_logprobs(model)
+        ratio = torch.exp(logprobs - logprobs.detach())
+        per_token = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        if beta:
+            d = token_logprobs(reference).detach() - logprobs
+            kl = torch.exp(d) - d - 1
+            kl_sum += kl.sum().item()
+            per_token = per_token + beta * kl
+        divisor = {"grpo": 8 * lengths[i], "dapo": sum(lengths), "dr_grpo": 8 * 5}[loss_type]
+        loss = loss + per_token.sum() / divisor
+    loss.backward()
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-7)
+    if beta:
+        assert metrics["kl"] == pytest.approx(kl_sum / sum(lengths), rel=1e-6)
+    torch.testing.assert_close(gradient, flat_gradient(model), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
+def test_every_micro_batch_split_gives_the_same_gradient(tokenizer, tmp_path, loss_type):
+    results = []
+    for budget in (1, 60, 10_000):
+        trainer = make(
+            tokenizer, tmp_path, reference=small_model(seed=3), beta=0.1, loss_type=loss_type,
+            prompts_per_step=4, micro_batch_tokens=budget, mask_truncated_completions=True,
+        )  # fmt: skip
+        results.append(capture_gradient(trainer, trainer.roll_out(0)))
+    for gradient, metrics in results[1:]:
+        torch.testing.assert_close(gradient, results[0][0], rtol=0, atol=2e-6)
+        assert metrics == pytest.approx(results[0][1], rel=1e-6, abs=1e-9)
+
+
+def test_at_the_first_step_the_kl_is_zero_and_nothing_is_clipped(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, reference=small_model(), beta=0.1)
+    metrics, *_ = trainer.update(trainer.roll_out(0), 0)
+    assert metrics["kl"] == 0
+    assert metrics["clip_ratio/region_mean"] == 0
+    assert metrics["grad_norm"] > 0
+
+
+def test_true_old_logprobs_when_a_rollout_is_used_twice(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, num_iterations=2, num_minibatches=2, epsilon=1e-4)
+    metrics, *_ = trainer.update(trainer.roll_out(0), 0)
+    assert metrics["clip_ratio/region_mean"] > 0, "the second pass meets a policy that has moved"
+
+
+def test_lora_starts_at_its_reference_and_learns(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, lora=LoraConfig(enabled=True, r=4), beta=0.1, model=small_model(dtype=torch.float32))
+    before = {n: p.clone() for n, p in trainer.policy.parameters.items()}
+    first, *_ = trainer.update(trainer.roll_out(0), 0)
+    assert first["kl"] == 0
+    assert any(not torch.equal(before[n], p) for n, p in trainer.policy.parameters.items())
+    assert all("lora" in n for n in before)
+    second, *_ = trainer.update(trainer.roll_out(1), 1)
+    assert second["kl"] > 0
+
+
+def test_a_merged_adapter_samples_the_same(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, lora=LoraConfig(enabled=True, r=4))
+    trainer.train()
+    before = trainer.roll_out(7).texts
+    merged = trainer.policy.merged()
+    assert not any("lora" in n for n, _ in merged.named_parameters())
+    trainer.engine = NativeEngine(merged, {tokenizer.eos_token_id})
+    assert trainer.roll_out(7).texts == before
+
+
+def test_reward_rises(tokenizer, tmp_path):
+    optimizer = OptimizerConfig(learning_rate=3e-3, schedule="constant")
+    trainer = make(
+        tokenizer, tmp_path, num_steps=25, prompts_per_step=4, num_generations=8, optimizer=optimizer,
+        model=small_model(dtype=torch.float32),
+    )  # fmt: skip
+    history = trainer.train()
+    assert sum(r["reward"] for r in history[-5:]) > 1.5 * sum(r["reward"] for r in history[:5])
+
+
+def test_a_run_killed_anywhere_resumes_to_the_same_bytes(tokenizer, tmp_path):
+    settings = dict(num_steps=5, checkpoint_every=1, beta=0.1)
+    whole = make(tokenizer, tmp_path / "whole", model=small_model(dtype=torch.float32), reference=small_model(dtype=torch.float32), **settings)
+    history = whole.train()
+    for stop in range(1, 5):
+
+        class Killed(NullRecorder):
+            def metrics(self, values, step, stop=stop):
+                if step == stop + 1:
+                    raise KeyboardInterrupt
+
+        def again(recorder, stop=stop):
+            return make(
+                tokenizer, tmp_path / str(stop), model=small_model(dtype=torch.float32),
+                reference=small_model(dtype=torch.float32), recorder=recorder, **settings,
+            )  # fmt: skip
+
+        with pytest.raises(KeyboardInterrupt):
+            again(Killed()).train()
+        resumed = again(NullRecorder())
+        assert resumed.train() == history
+        for a, b in zip(whole.policy.model.parameters(), resumed.policy.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_ungraded_completions_are_counted_and_teach_nothing(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, reward=lambda prompts, completions, **_: [None] * len(completions))
+    history = trainer.train()
+    assert history[0]["rewards/math/failures"] == 8
+    assert history[0]["frac_reward_zero_std"] == 1
+    assert history[0]["grad_norm"] == 0
+
+
+def test_a_data_set_smaller_than_a_step_is_refused(tokenizer, tmp_path):
+    with pytest.raises(BadInput, match=r"rl.prompts_per_step = 2.*only 1"):
+        make(tokenizer, tmp_path, problems=1)
+
+
+def test_masking_every_truncated_completion_leaves_no_gradient_and_no_nan(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, mask_truncated_completions=True)
+    trainer.engine.end_ids = torch.tensor([10_000])
+    metrics, *_ = trainer.update(trainer.roll_out(0), 0)
+    assert metrics["grad_norm"] == 0
+    assert all(v == v for v in metrics.values())

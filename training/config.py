@@ -188,9 +188,9 @@ class RewardsConfig(Section):
     grader: str = "math"
     """Reward that decides whether an answer is right: used by validate and evaluate, 1.0 means right."""
     math: MathRewardConfig = MathRewardConfig()
-    """Settings of the `math` reward."""
+    """How `math` compares answers."""
     format: FormatRewardConfig = FormatRewardConfig()
-    """Settings of the `format` reward."""
+    """What `format` asks for."""
 
 
 class LoraConfig(Section):

@@ -1,0 +1,19 @@
+"""Where real data sets lie that the tests may read and the repository does not hold."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+_SHARED = Path(os.environ.get("GRADELINE_SHARED", ROOT.parent / "shared"))
+SHARED = _SHARED / "data"
+needs_shared = pytest.mark.skipif(
+    not SHARED.is_dir(), reason=f"no data sets at {SHARED}; set GRADELINE_SHARED to the folder that holds data/"
+)
+
+
+def reference_values() -> list[Path]:
+    """The files named in REFERENCE_VALUES, or the default one; empty where there is none."""
+    named = os.environ.get("REFERENCE_VALUES", str(_SHARED / "golden" / "rl_math.json"))
+    return [Path(name) for name in named.split(":") if Path(name).is_file()]

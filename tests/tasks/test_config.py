@@ -1,0 +1,82 @@
+import json
+
+import pytest
+import yaml
+
+from tasks.config import STAGES, ConfigError, Params, dump_params, json_schema, known_stage, load_params, parse_params
+from tests.shared import ROOT
+
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_is_valid_and_round_trips(path):
+    params = load_params(path)
+    assert parse_params(yaml.safe_load(dump_params(params)), "dump") == params
+
+
+def test_the_trees_params_are_the_default_recipe_spelled_out():
+    """DVC sees changes of values, not of defaults, so the tree's file holds every value."""
+    path = ROOT / "params.yaml"
+    assert load_params(path) == load_params(ROOT / "configs" / "arithmetic-smollm2.yaml")
+    assert yaml.safe_load(path.read_text()) == load_params(path).to_dict()
+
+
+def test_stages_are_those_of_dvc_yaml():
+    assert tuple(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]) == STAGES
+
+
+def test_every_field_has_a_sentence():
+    schema = json.loads(json_schema())
+    for name, definition in [("Params", schema), *schema["$defs"].items()]:
+        for key, field in definition.get("properties", {}).items():
+            assert field.get("description", "").strip().endswith("."), f"{name}.{key} has no sentence"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rl.betta=1", "unknown key 'rl.betta'; did you mean 'beta'?"),
+        ("vaildate.min_rows={}", "unknown key 'vaildate'; did you mean 'validate'?"),
+        ("rl.num_generations=1", "rl.num_generations = 1: Input should be greater than or equal to 2"),
+        ("rl.beta=much", "rl.beta = 'much': Input should be a valid number"),
+        ("rl.beta=-1", "rl.beta = -1: Input should be greater than or equal to 0"),
+        ("rl.num_steps=2.5", "rl.num_steps = 2.5: Input should be a valid integer"),
+        ("sft.enabled=1", "sft.enabled = 1: Input should be a valid boolean"),
+        ("rl.loss_type=ppo", "Input should be 'grpo', 'bnpo', 'dr_grpo' or 'dapo'"),
+        ("evaluate.k=[64]", "k [64] exceeds num_samples"),
+        ("rl.reward_weights=[1, 2]", "reward_weights has 2 entries, reward_funcs has 1"),
+        ("prompt.template=no place", "must contain {question}"),
+        ("rl", "expected key=value"),
+        ("seed.x=1", "'seed' is a value, not a section"),
+    ],
+)
+def test_bad_settings_are_named(override, message):
+    with pytest.raises(ConfigError) as error:
+        load_params(ROOT / "params.yaml", [override])
+    assert message in str(error.value)
+
+
+def test_numbers_written_without_a_dot_are_numbers():
+    params = load_params(ROOT / "params.yaml", ["rl.optimizer.learning_rate=1e-6"])
+    assert params.rl.optimizer.learning_rate == 1e-6
+
+
+def test_a_missing_or_malformed_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: no such file"):
+        load_params(tmp_path / "nowhere.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"bad.yaml: not valid YAML"):
+        load_params(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("[1]")
+    with pytest.raises(ConfigError, match="holds list, expected sections"):
+        load_params(tmp_path / "list.yaml")
+
+
+def test_unknown_stages_are_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="unknown stage 'evalute'; did you mean 'evaluate'?"):
+        known_stage("evalute")
+
+
+def test_defaults_are_valid():
+    assert parse_params(Params().to_dict(), "defaults") == Params()

@@ -1,0 +1,88 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.shared import SHARED, needs_shared
+from training.config import RewardsConfig
+from training.rewards import load_reward
+from training.rewards.math import MathReward, extract_answer, normalize_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"first \boxed{1}, then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{a} but #### 3", "a"),
+        ("so\n#### 1,234\nbye", "1,234"),
+        ("<answer> 7 </answer> or #### 8", "8"),
+        ("<think>#### 3</think> <answer>12 apples</answer>", "12"),
+        ("The answer is $18.00.", "$18.00"),
+        ("The answer is: 3/4", "3/4"),
+        ("The sum of 3 and 4 is 7.", "7"),
+        ("minus -4", "-4"),
+        ("it is 18.", "18"),
+        ("<think> surely 3", None),
+        ("no number", None),
+        ("", None),
+        (r"\boxed{unclosed", None),
+        ("118", "118"),
+    ],
+)
+def test_extraction_order(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("1,234", "1234", True),
+        ("$18.00", "18", True),
+        ("18.", "18", True),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\dfrac12", "1/2", True),
+        ("50%", "50", True),
+        ("12 apples", "12", True),
+        ("5 dollars", "5", True),
+        ("118", "18", False),
+        ("18", "118", False),
+        ("-3", "3", False),
+        (r"\text{Monday}", "Monday", True),
+        ("x+1", "1+x", True),
+        ("(1, 2)", "(1,2)", True),
+        ("(1, 2)", "(2,1)", False),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        ("1/0", "0", False),
+    ],
+)
+def test_equality(a, b, same):
+    assert MathReward(10).equal([a], [b]) == [float(same)]
+
+
+def test_a_missing_answer_scores_zero_and_order_is_kept():
+    reward = load_reward("math", RewardsConfig())
+    got = reward(prompts=[""] * 4, completions=["nothing", "4", "x is 4", "5"], answer=["4"] * 4)
+    assert got == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_a_comparison_that_takes_too_long_scores_none():
+    tower = "9^{9^{9^{9^{9}}}}"
+    assert MathReward(0.5).equal(["3", tower, "4"], ["3", tower + "+1", "4"]) in ([1.0, None, 1.0], [1.0, 0.0, 1.0])
+
+
+def test_votes_for_the_same_number_are_one_vote():
+    assert len({normalize_answer(t) for t in ("1,234", "1234.0", "$1234", "2468/2")}) == 1
+
+
+@needs_shared
+def test_gsm8k_reference_solutions_are_accepted_and_other_answers_rejected():
+    rows = [json.loads(line) for name in ("train", "test") for line in Path(SHARED / f"gsm8k/{name}.jsonl").open()]
+    answers = [row["answer"].rpartition("####")[2].strip() for row in rows]
+    reward = load_reward("math", RewardsConfig())
+    right = reward(prompts=[""] * len(rows), completions=[row["answer"] for row in rows], answer=answers)
+    assert len(rows) == 8792
+    assert sum(right) >= 0.999 * len(rows)
+    shifted = answers[1:] + answers[:1]
+    wrong = reward(prompts=[""] * len(rows), completions=[row["answer"] for row in rows], answer=shifted)
+    equal = sum(normalize_answer(a) == normalize_answer(b) for a, b in zip(answers, shifted, strict=True))
+    assert sum(wrong) <= equal + 0.001 * len(rows)

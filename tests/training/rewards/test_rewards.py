@@ -1,0 +1,53 @@
+import pytest
+
+from training.config import FormatRewardConfig, RewardsConfig
+from training.errors import BadInput
+from training.rewards import RewardSum, load_reward
+
+
+def half(prompts, completions, **columns):
+    return [0.5 if text else None for text in completions]
+
+
+def short(prompts, completions, **columns):
+    return [1.0]
+
+
+def test_a_weighted_sum_leaves_out_what_does_not_apply():
+    rewards = RewardSum(["format", f"{__name__}:half"], [2.0, 4.0], RewardsConfig(format=FormatRewardConfig(pattern="a+")))
+    scores = rewards.score(["", "", ""], ["aa", "b", ""])
+    assert scores.total == [4.0, 2.0, 0.0]
+    assert scores.parts == {"format": [1.0, 0.0, 0.0], f"{__name__}:half": [0.5, 0.5, None]}
+
+
+def test_nothing_applicable_is_none_not_zero():
+    assert RewardSum([f"{__name__}:half"], None, RewardsConfig()).score([""], [""]).total == [None]
+
+
+def test_r1_format():
+    reward = load_reward("format", RewardsConfig())
+    texts = ["<think>a\nb</think> <answer>3</answer>", "<answer>3</answer>", "<think>a</think><answer>3</answer> bye"]
+    assert reward(prompts=[""] * 3, completions=texts) == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("maths", "reward 'maths': unknown; accepted: math, format"),
+        ("no.such:thing", "can't be imported"),
+        (f"{__name__}:pytest", "not a function"),
+    ],
+)
+def test_unknown_rewards_are_refused(name, message):
+    with pytest.raises(BadInput, match=message):
+        load_reward(name, RewardsConfig())
+
+
+def test_a_bad_pattern_is_refused():
+    with pytest.raises(BadInput, match=r"rewards.format.pattern = '\('"):
+        load_reward("format", RewardsConfig(format=FormatRewardConfig(pattern="(")))
+
+
+def test_a_wrong_number_of_rewards_is_refused():
+    with pytest.raises(BadInput, match="1 values for 2 completions"):
+        RewardSum([f"{__name__}:short"], None, RewardsConfig()).score(["", ""], ["a", "b"])

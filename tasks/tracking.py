@@ -302,7 +302,7 @@ def _launcher() -> psutil.Process:
     me = psutil.Process()
     if "DVC_STAGE" in os.environ:
         for process in me.parents():
-            if any("dvc" in Path(part).name for part in process.cmdline()[:2]):
+            if any("dvc" in Path(part).name for part in process.cmdline()[:3]):  # `dvc …`, `python -m dvc …`
                 return process
     return me
 

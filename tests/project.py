@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from tasks.config import Params, dump_params
 from tasks.tracking import OUTPUTS
 from tasks.versioning import SETTINGS, environment
 
@@ -85,7 +86,8 @@ def make_project(root: Path) -> Path:
             "outs": [OUTPUTS[name]],
         }
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}, sort_keys=False))
-    (root / "params.yaml").write_text((REPOSITORY / "params.yaml").read_text())
+    (root / "params.yaml").write_text(dump_params(Params()))
+    set_params(root, rl__beta=0.0, sft__num_steps=20, flow__retry_delay_seconds=0.1)
     (root / "configs").mkdir()
     (root / "configs" / "small.yaml").write_text("rl: {num_steps: 3}\n")
     shutil.copy(REPOSITORY / ".gitignore", root / ".gitignore")

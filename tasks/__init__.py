@@ -1,6 +1,7 @@
 """Stages: one module each, run as `python -m tasks.<stage>` by DVC, the flow and the command line alike.
 
-Importing this package switches the telemetry of every library off, unless the environment says otherwise.
+Importing this package switches off the telemetry of every library, and progress bars that a log can't show,
+unless the environment says otherwise.
 """
 
 import os
@@ -9,6 +10,7 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
     "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",

@@ -41,7 +41,7 @@ def digest_of(path: Path) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

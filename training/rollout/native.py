@@ -6,6 +6,7 @@ Every request has its own random stream, so its completion does not depend on it
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -14,6 +15,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from training.rollout.protocol import Completion, Request, Sampling
+
+# The argument's new name is unknown to the transformers that vLLM's releases are pinned to.
+warnings.filterwarnings("ignore", message="`past_key_values` is deprecated", category=FutureWarning)
 
 COMPACT_AT = 0.25
 """Share of finished rows at which the batch is cut down to the running ones."""

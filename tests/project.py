@@ -33,6 +33,7 @@ READS = {
 }
 STAGE = '''
 import json, os, subprocess, sys, time
+from pathlib import Path
 
 from tasks.stage import Stage, run_stage
 from training.errors import BadInput
@@ -41,7 +42,8 @@ READS = {reads!r}
 
 
 def body(stage: Stage) -> None:
-    behaviour = json.loads(open(".gradeline/behaviour.json").read()).get("{name}", "")
+    file = Path(".gradeline/behaviour.json")
+    behaviour = json.loads(file.read_text()).get("{name}", "") if file.is_file() else ""
     print("{name} says hello", flush=True)
     if behaviour == "fail once" and int((stage.scratch / "attempt").read_text()) == 1:
         raise OSError("the disk hiccuped")

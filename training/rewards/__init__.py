@@ -20,7 +20,6 @@ from training.errors import BadInput
 from training.rewards.format import FormatReward
 from training.rewards.math import MathReward
 
-
 Reward = Callable[..., list[float | None]]
 """A reward function, called by keyword as above."""
 

@@ -3,19 +3,17 @@
 The answer is taken from, in this order: the last `\\boxed{}`; what follows the last `####`; the last
 `<answer>` element; what follows the last "answer is"; the last number. Text inside `<think>` never counts, and
 a completion that never leaves `<think>` has no answer. Equality is numeric where both sides are numbers, else of
-normalised text, else symbolic (math-verify, in a process that is killed when it takes too long).
+normalised text, else symbolic (`training.rewards.symbolic`).
 """
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
 from fractions import Fraction
 from typing import Any
 
-from pebble import ProcessPool
+from training.rewards.symbolic import compare
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?|[-+]?\.\d+")
 _NUMERIC = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))(?:/(\d+\.?\d*|\.\d+))?")
@@ -43,13 +41,11 @@ class MathReward:
     def equal(self, found: Sequence[str | None], answer: Sequence[str]) -> list[float | None]:
         """Compare extracted answers with references, pair by pair."""
         scores = [_quick(a, b) for a, b in zip(found, answer, strict=True)]
-        open_pairs = [i for i, score in enumerate(scores) if score is None]
-        futures = {i: _pool().schedule(_symbolic, args=[found[i], answer[i]], timeout=self.timeout) for i in open_pairs}
-        for index, future in futures.items():
-            try:
-                scores[index] = future.result()
-            except FutureTimeout:
-                scores[index] = None
+        undecided = [i for i, score in enumerate(scores) if score is None]
+        if undecided:
+            results = compare([(found[i] or "", answer[i]) for i in undecided], self.timeout)
+            for index, score in zip(undecided, results, strict=True):
+                scores[index] = score
         return scores
 
 
@@ -108,15 +104,6 @@ def _quick(found: str | None, answer: str) -> float | None:
     return None
 
 
-def _symbolic(found: str, answer: str) -> float:
-    from math_verify import parse, verify
-
-    def parsed(text: str) -> Any:
-        return parse(f"${text.strip('$')}$", parsing_timeout=None)
-
-    return float(verify(parsed(answer), parsed(found), timeout_seconds=None))
-
-
 def _tidy(text: str) -> str:
     text = text.strip().strip("$").strip()
     text = re.sub(r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}", r"\1", text)
@@ -148,18 +135,3 @@ def _last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[begin:position].strip() or None
     return None
-
-
-_POOL: ProcessPool | None = None
-_POOL_LOCK = threading.Lock()
-
-
-def _pool() -> ProcessPool:
-    """Two grader processes, started at the first comparison that needs one."""
-    global _POOL
-    with _POOL_LOCK:
-        if _POOL is None:
-            import multiprocessing
-
-            _POOL = ProcessPool(max_workers=2, context=multiprocessing.get_context("forkserver"))
-        return _POOL

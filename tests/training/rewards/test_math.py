@@ -5,7 +5,7 @@ import pytest
 
 from tests.shared import SHARED, needs_shared
 from training.config import RewardsConfig
-from training.rewards import load_reward
+from training.rewards import load_reward, symbolic
 from training.rewards.math import MathReward, extract_answer, normalize_answer
 
 
@@ -65,9 +65,22 @@ def test_a_missing_answer_scores_zero_and_order_is_kept():
     assert got == [0.0, 1.0, 1.0, 0.0]
 
 
-def test_a_comparison_that_takes_too_long_scores_none():
-    tower = "9^{9^{9^{9^{9}}}}"
-    assert MathReward(0.5).equal(["3", tower, "4"], ["3", tower + "+1", "4"]) in ([1.0, None, 1.0], [1.0, 0.0, 1.0])
+def test_a_comparison_that_takes_too_long_scores_none_and_the_next_is_right():
+    slow = r"\int_0^1 e^{-x^2\sin x}dx"
+    assert MathReward(1).equal(["x+x", slow, "x+1"], ["2x", "0.8", "1+x"]) == [1.0, None, 1.0]
+    assert MathReward(5).equal(["2x"], ["x+x"]) == [1.0]
+
+
+def test_a_killed_server_is_started_again():
+    MathReward(5).equal(["2x"], ["x+x"])
+    symbolic._server.kill()
+    assert MathReward(5).equal(["2x"], ["x+x"]) == [1.0]
+
+
+def test_many_comparisons_are_pooled():
+    n = 300
+    found = [f"x+{i}" for i in range(n)]
+    assert MathReward(5).equal(found, [f"{i}+x" for i in range(n)]) == [1.0] * n
 
 
 def test_votes_for_the_same_number_are_one_vote():

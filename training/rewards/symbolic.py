@@ -1,0 +1,90 @@
+"""Symbolic equality of answers by math-verify, which can take for ever: in processes that are killed when it does.
+
+The comparisons run in a server process of their own, which holds no model, so that its pooled workers are forked, and replaced when killed, in milliseconds. It ends with its caller.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import TimeoutError as TimedOut
+from pathlib import Path
+
+WORKERS = 2
+
+_server: subprocess.Popen[str] | None = None
+_lock = threading.Lock()
+
+
+def compare(pairs: Sequence[tuple[str, str]], timeout: float) -> list[float | None]:
+    """For each (found, answer): 1.0 equal, 0.0 not, None where it took more than `timeout` seconds or crashed.
+
+    The server is started at the first call and again if it died.
+    """
+    global _server
+    request = json.dumps({"pairs": pairs, "timeout": timeout}) + "\n"
+    with _lock:
+        for _ in range(2):
+            if _server is None or _server.poll() is not None:
+                _server = _start()
+            assert _server.stdin is not None and _server.stdout is not None
+            try:
+                _server.stdin.write(request)
+                _server.stdin.flush()
+                if reply := _server.stdout.readline():
+                    return json.loads(reply)
+            except BrokenPipeError:
+                pass
+            _server.kill()
+            _server.wait()
+    return [None] * len(pairs)
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from training.rewards.symbolic import serve; serve()"],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def serve() -> None:
+    """Answer requests, one JSON line each, until standard input closes."""
+    import multiprocessing
+
+    import math_verify  # noqa: F401  (imported before the workers are forked, so that they have it)
+    from pebble import ProcessPool
+
+    logging.disable(logging.WARNING)  # math-verify warns that its own time limit is off; ours is not
+    answers, sys.stdout = sys.stdout, sys.stderr
+    with ProcessPool(WORKERS, context=multiprocessing.get_context("fork")) as pool:
+        for line in sys.stdin:
+            request = json.loads(line)
+            futures = [pool.schedule(_equal, args=pair, timeout=request["timeout"]) for pair in request["pairs"]]
+            answers.write(json.dumps([_result(future) for future in futures]) + "\n")
+            answers.flush()
+        pool.stop()
+
+
+def _equal(found: str, answer: str) -> float:
+    from math_verify import parse, verify
+
+    expected, given = [parse(f"${text.strip('$')}$", parsing_timeout=None) for text in (answer, found)]
+    return float(verify(expected, given, timeout_seconds=None))
+
+
+def _result(future: object) -> float | None:
+    try:
+        return future.result()  # type: ignore[attr-defined]
+    except TimedOut:
+        return None
+    except Exception as error:  # a worker that died, or input that math-verify can't take
+        print(f"math reward: not compared: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return None
+

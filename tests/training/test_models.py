@@ -4,7 +4,15 @@ import torch
 from tests.training.conftest import small_model
 from training.config import ModelConfig, PromptConfig, ScratchModelConfig
 from training.errors import BadInput
-from training.models import bring_model, context_length, end_token_ids, load_model, load_tokenizer, pick_device, save_model
+from training.models import (
+    bring_model,
+    context_length,
+    end_token_ids,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    save_model,
+)
 from training.prompts import PromptRenderer
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ def test_seeds_are_the_same_everywhere_and_always():
     # blake2b is specified; worked out with Python's hashlib from the documented key
     import hashlib
 
-    key = "7\x1frl/sample\x1f3\x1f5".encode()
+    key = b"7\x1frl/sample\x1f3\x1f5"
     assert derive_seed(7, "rl/sample", 3, 5) == int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") // 2
     assert np.array_equal(generator(7, "x", 1).random(3), generator(7, "x", 1).random(3))
 

@@ -21,14 +21,14 @@ def digit_sum(prompts, completions, **columns):
 
 def make(tokenizer, tmp_path, model=None, reference=None, recorder=None, reward=None, lora=None, problems=8, **settings):
     model = model or small_model()
-    defaults = dict(
-        num_steps=3,
-        prompts_per_step=2,
-        num_generations=4,
-        max_completion_length=5,
-        checkpoint_every=100,
-        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="constant"),
-    )
+    defaults = {
+        "num_steps": 3,
+        "prompts_per_step": 2,
+        "num_generations": 4,
+        "max_completion_length": 5,
+        "checkpoint_every": 100,
+        "optimizer": OptimizerConfig(learning_rate=1e-3, schedule="constant"),
+    }
     config = RLConfig(**(defaults | settings))
     renderer = PromptRenderer(tokenizer, PromptConfig(chat_template="none"))
     policy = Policy(model, lora or LoraConfig(), 1)
@@ -55,6 +55,12 @@ def capture_gradient(trainer, rollout):
     return held["grad"], metrics
 
 
+def plain_logprobs(model, ids, start):
+    """Log-probs at temperature 0.9 of ids [1, L] from position `start` on, from full logits."""
+    logits = model(input_ids=ids).logits[0, start - 1 : -1] / 0.9
+    return torch.log_softmax(logits, -1).gather(-1, ids[0, start:, None]).squeeze(-1)
+
+
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_a_step_equals_a_plain_reimplementation(tokenizer, tmp_path, loss_type, beta):
@@ -74,15 +80,11 @@ def test_a_step_equals_a_plain_reimplementation(tokenizer, tmp_path, loss_type, 
         prompt = list(rollout.problems[i // 4].prompt_ids)
         ids = torch.tensor([prompt + completion.ids])
 
-        def token_logprobs(m, ids=ids, start=len(prompt)):
-            logits = m(input_ids=ids).logits[0, start - 1 : -1] / 0.9
-            return torch.log_softmax(logits, -1).gather(-1, ids[0, start:, None]).squeeze(-1)
-
-        logprobs = token_logprobs(model)
+        logprobs = plain_logprobs(model, ids, len(prompt))
         ratio = torch.exp(logprobs - logprobs.detach())
         per_token = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         if beta:
-            d = token_logprobs(reference).detach() - logprobs
+            d = plain_logprobs(reference, ids, len(prompt)).detach() - logprobs
             kl = torch.exp(d) - d - 1
             kl_sum += kl.sum().item()
             per_token = per_token + beta * kl
@@ -155,7 +157,7 @@ def test_reward_rises(tokenizer, tmp_path):
 
 
 def test_a_run_killed_anywhere_resumes_to_the_same_bytes(tokenizer, tmp_path):
-    settings = dict(num_steps=5, checkpoint_every=1, beta=0.1)
+    settings = {"num_steps": 5, "checkpoint_every": 1, "beta": 0.1}
     whole = make(tokenizer, tmp_path / "whole", model=small_model(dtype=torch.float32), reference=small_model(dtype=torch.float32), **settings)
     history = whole.train()
     for stop in range(1, 5):

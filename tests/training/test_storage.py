@@ -29,9 +29,14 @@ def test_publication_replaces_the_old_folder_whole(tmp_path):
 
 def test_an_error_while_writing_leaves_the_old_folder(tmp_path):
     publish(tmp_path / "out", a="1")
-    with pytest.raises(OSError, match="No space"), publishing(tmp_path / "out") as folder:
-        (folder / "a").write_text("half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def interrupted():
+        with publishing(tmp_path / "out") as folder:
+            (folder / "a").write_text("half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space"):
+        interrupted()
     assert (tmp_path / "out" / "a").read_text() == "1"
     assert os.listdir(tmp_path) == ["out"]
 

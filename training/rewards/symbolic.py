@@ -31,7 +31,8 @@ def compare(pairs: Sequence[tuple[str, str]], timeout: float) -> list[float | No
         for _ in range(2):
             if _server is None or _server.poll() is not None:
                 _server = _start()
-            assert _server.stdin is not None and _server.stdout is not None
+            assert _server.stdin is not None
+            assert _server.stdout is not None
             try:
                 _server.stdin.write(request)
                 _server.stdin.flush()

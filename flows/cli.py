@@ -155,11 +155,12 @@ def list_workspaces() -> None:
                 one.commit[:10],
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used)),
                 f"pid {one.pid}" if one.pid else "no",
-                str(one.path),
             ]
             for one in found
         ]
-        _print(_table(["workspace", "settings", "commit", "last used", "running", "path"], rows) if rows else "no workspaces")
+        _print(_table(["workspace", "settings", "commit", "last used", "running"], rows) if rows else "no workspaces")
+        if found:
+            print(f"in {found[0].path.parent}")
 
 
 @workspaces_app.command("prune")

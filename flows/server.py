@@ -45,7 +45,7 @@ def _start(owner: Path) -> str:
         url = f"http://127.0.0.1:{port}/api"
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
         log = state(owner) / "prefect-server.log"
-        with log.open("w") as output:
+        with log.open("a") as output:
             server = process.start(command, state(owner), environment(), output, grace=10)
         atexit.register(process.end, server, 10)
         deadline = time.monotonic() + START_SECONDS

@@ -34,13 +34,25 @@ app.add_typer(workspaces_app, name="workspaces")
 INTERRUPTED, TERMINATED, BUSY = 130, 143, 75
 
 Recipe = Annotated[
-    str | None, typer.Option("--config", "-c", metavar="RECIPE", help="Recipe: a file, or a name in configs/. Runs in a workspace.")
+    str | None,
+    typer.Option(
+        "--config", "-c", metavar="RECIPE", help="Recipe: a file, or a name in configs/. Runs in a workspace."
+    ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", "-S", metavar="KEY=VALUE", help="Change one setting, e.g. rl.beta=0.04. Runs in a workspace.")
+    list[str] | None,
+    typer.Option(
+        "--set", "-S", metavar="KEY=VALUE", help="Change one setting, e.g. rl.beta=0.04. Runs in a workspace."
+    ),
 ]
-Name = Annotated[str | None, typer.Option("--name", help="Name of the workspace; the recipe and a hash of the settings by default.")]
-FromStage = Annotated[str | None, typer.Option("--from", metavar="STAGE", help="Run this stage and all that depend on it again.")]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", help="Name of the workspace; the recipe and a hash of the settings by default."),
+]
+FromStage = Annotated[
+    str | None,
+    typer.Option("--from", metavar="STAGE", help="Run this stage and all that depend on it again."),
+]
 Only = Annotated[str | None, typer.Option("--only", metavar="STAGE", help="Run this stage alone.")]
 
 
@@ -85,7 +97,10 @@ def plan(recipe: Recipe = None, overrides: Overrides = None, name: Name = None) 
             versioning.initialise(root)
             stages = versioning.plan(root)
         colours = {"cached": "green", "stale": "yellow", "downstream": "cyan"}
-        rows = [[stage.name, f"[{colours[stage.state]}]{stage.state}", _plain("\n".join(stage.reasons))] for stage in stages]
+        rows = [
+            [stage.name, f"[{colours[stage.state]}]{stage.state}", _plain("\n".join(stage.reasons))]
+            for stage in stages
+        ]
         _print(_table(["stage", "state", "why"], rows))
 
 
@@ -103,7 +118,14 @@ def stages() -> None:
         for name, stage in versioning.stages(root).items():
             enabled = getattr(params.section(name), "enabled", True)
             inputs = [*stage.get("deps", []), "params: " + ", ".join(stage.get("params", []))]
-            rows.append([name, "yes" if enabled else "no", stage["cmd"], *(_plain("\n".join(part)) for part in (inputs, stage["outs"]))])
+            rows.append(
+                [
+                    name,
+                    "yes" if enabled else "no",
+                    stage["cmd"],
+                    *(_plain("\n".join(part)) for part in (inputs, stage["outs"])),
+                ]
+            )
         _print(_table(["stage", "enabled", "command", "inputs", "outputs"], rows))
 
 
@@ -158,7 +180,11 @@ def list_workspaces() -> None:
             ]
             for one in found
         ]
-        _print(_table(["workspace", "settings", "commit", "last used", "running"], rows) if rows else "no workspaces")
+        _print(
+            _table(["workspace", "settings", "commit", "last used", "running"], rows)
+            if rows
+            else "no workspaces"
+        )
         if found:
             print(f"in {found[0].path.parent}")
 
@@ -175,7 +201,9 @@ def prune_workspaces(
 
         root = find_root(Path.cwd())
         if not names and not every:
-            raise BadInput("name the workspaces to remove, or give --all (`gradeline workspaces list` shows them)")
+            raise BadInput(
+                "name the workspaces to remove, or give --all (`gradeline workspaces list` shows them)"
+            )
         for name in names or [one.name for one in workspaces(root) if one.pid is None]:
             prune(root, name)
             print(f"removed {name}")

@@ -93,7 +93,9 @@ def show_results(run: PipelineRun) -> None:
     rows = [f"| {name} | {state.name} | {state.message or ''} |" for name, state in run.states.items()]
     stages = "\n".join(["| stage | state | outputs |", "|---|---|---|", *rows])
     link = f"[MLflow run]({run_url(run.tree, run.pipeline.run_id)})"
-    create_markdown_artifact(f"{results}\n\n{stages}\n\n{link}\n", key="results", description="Results of this run")
+    create_markdown_artifact(
+        f"{results}\n\n{stages}\n\n{link}\n", key="results", description="Results of this run"
+    )
     metrics = [
         {"stage": name, "metric": metric, "value": value}
         for name, state in run.states.items()
@@ -103,11 +105,16 @@ def show_results(run: PipelineRun) -> None:
     create_table_artifact(metrics, key="metrics", description="Final metrics of each stage")
 
 
-@task(task_run_name="push", cache_policy=NO_CACHE, persist_result=False, retries=2, retry_delay_seconds=[10, 60])
+@task(
+    task_run_name="push", cache_policy=NO_CACHE, persist_result=False, retries=2, retry_delay_seconds=[10, 60]
+)
 def push(tree: Path) -> None:
     """Copy the run's outputs to the DVC remote."""
     said: list[str] = []
     code = process.run([*DVC, "push"], tree, environment(), said.append, timeout=60 * PUSH_MINUTES)
     if code:
-        raise RuntimeError("the outputs are complete, but `dvc push` failed (run it again in the tree):\n" + "\n".join(said[-20:]))
+        raise RuntimeError(
+            "the outputs are complete, but `dvc push` failed (run it again in the tree):\n"
+            + "\n".join(said[-20:])
+        )
     get_run_logger().info(said[-1] if said else "pushed")

@@ -34,7 +34,9 @@ def main(grace: float, command: list[str]) -> int:
     """Run `command` and end all that is left of it; returns its exit code."""
     signal.signal(signal.SIGTERM, _asked)
     signal.signal(signal.SIGINT, _asked)
-    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere children(recursive=True) has to do
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # Linux only; elsewhere children(recursive=True) has to do
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     codes: dict[int, int] = {}
@@ -59,7 +61,9 @@ def _closed() -> bool:
 
 def _end_descendants(grace: float, codes: dict[int, int]) -> None:
     deadline = time.monotonic() + grace
-    told: set[psutil.Process] = set()  # once only: a second SIGTERM would cut short what the first one started
+    told: set[psutil.Process] = (
+        set()
+    )  # once only: a second SIGTERM would cut short what the first one started
     while family := psutil.Process().children(recursive=True):
         late = time.monotonic() >= deadline
         for process in family if late else set(family) - told:

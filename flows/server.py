@@ -31,7 +31,9 @@ def prefect_api(root: Path) -> Iterator[str]:
     """
     if configured := PREFECT_API_URL.value():
         if not _answers(configured):
-            raise BadInput(f"PREFECT_API_URL = {configured}: no server answers; start it with `prefect server start`, or unset it")
+            raise BadInput(
+                f"PREFECT_API_URL = {configured}: no server answers; start it with `prefect server start`, or unset it"
+            )
         yield configured
         return
     url = _start(home(root))
@@ -43,7 +45,17 @@ def _start(owner: Path) -> str:
     with locked(state(owner) / "prefect.lock", "starting a Prefect server", wait=2 * START_SECONDS):
         port = _free_port()
         url = f"http://127.0.0.1:{port}/api"
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         log = state(owner) / "prefect-server.log"
         with log.open("a") as output:
             server = process.start(command, state(owner), environment(), output, grace=10)

@@ -45,7 +45,9 @@ class PipelineRun:
     `forced` stages run even if nothing that goes into them has changed; with `only`, the others are skipped.
     """
 
-    def __init__(self, tree: Path, params: Params, pipeline: Pipeline, forced: set[str], only: str | None) -> None:
+    def __init__(
+        self, tree: Path, params: Params, pipeline: Pipeline, forced: set[str], only: str | None
+    ) -> None:
         self.tree = tree
         self.params = params
         self.pipeline = pipeline
@@ -70,7 +72,13 @@ class PipelineRun:
 def stage_task(name: str) -> Task[[PipelineRun], State[Any]]:
     """The Prefect task of one stage."""
 
-    @task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=worth_retrying)
+    @task(
+        name=name,
+        task_run_name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retry_condition_fn=worth_retrying,
+    )
     def stage(run: PipelineRun) -> State[Any]:
         return run_stage(run, name)
 
@@ -114,7 +122,9 @@ def _dvc(run: PipelineRun, name: str) -> tuple[int, list[str]]:
     timeout = 60 * run.params.flow.timeout_minutes[cast(StageName, name)]
     env = environment() | {PARENT_VARIABLE: run.pipeline.run_id}
     try:
-        return process.run(repro_command(name, force=name in run.forced), run.tree, env, on_line, timeout), list(said)
+        return process.run(
+            repro_command(name, force=name in run.forced), run.tree, env, on_line, timeout
+        ), list(said)
     except process.TimedOut as error:
         raise StageFailed(name, None, f"{error} (flow.timeout_minutes.{name} sets it)") from None
 
@@ -122,9 +132,18 @@ def _dvc(run: PipelineRun, name: str) -> tuple[int, list[str]]:
 def _finished(run: PipelineRun, name: str, ran: bool) -> State[Any]:
     folder = run.tree / OUTPUTS[name]
     made = run_that_made(run.tree, name)
-    page = f"MLflow run {made}, {run_url(run.tree, made)}" if made else "a run that this MLflow store does not hold"
+    page = (
+        f"MLflow run {made}, {run_url(run.tree, made)}"
+        if made
+        else "a run that this MLflow store does not hold"
+    )
     if (folder / "reference.json").is_file():
-        return Completed(name="Disabled", message=f"{OUTPUTS[name]} refers to {read_json(folder / 'reference.json')['model']}")
+        return Completed(
+            name="Disabled",
+            message=f"{OUTPUTS[name]} refers to {read_json(folder / 'reference.json')['model']}",
+        )
     if ran:
         return Completed(message=page)
-    return Completed(name="Cached", message=f"nothing that goes into it has changed; its output was made by {page}")
+    return Completed(
+        name="Cached", message=f"nothing that goes into it has changed; its output was made by {page}"
+    )

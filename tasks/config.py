@@ -42,7 +42,12 @@ class PrepareConfig(Section):
     """From sources to data/prepared/{train,validation,test}.parquet."""
 
     sources: Annotated[list[SourceConfig], Field(min_length=1)] = [
-        SourceConfig(kind="reasoning_gym", task="chain_sum", size=400, settings={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+        SourceConfig(
+            kind="reasoning_gym",
+            task="chain_sum",
+            size=400,
+            settings={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+        )
     ]
     """Where the questions come from, in order."""
     splits: SplitsConfig = SplitsConfig()
@@ -54,7 +59,11 @@ class ValidateConfig(Section):
 
     max_completion_tokens: Count = 512
     """Longest reference completion, in tokens."""
-    min_rows: dict[Literal["train", "validation", "test"], Annotated[int, Field(ge=0)]] = {"train": 1, "validation": 0, "test": 1}
+    min_rows: dict[Literal["train", "validation", "test"], Annotated[int, Field(ge=0)]] = {
+        "train": 1,
+        "validation": 0,
+        "test": 1,
+    }
     """Fewest rows each split may have."""
     min_accepted_answers: Fraction = 1.0
     """Share of the answers that the task's own grader must accept as right."""
@@ -136,11 +145,15 @@ def load_params(path: Path, overrides: list[str] | None = None) -> Params:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; a recipe is a YAML file such as those in configs/") from None
+        raise ConfigError(
+            f"{path}: no such file; a recipe is a YAML file such as those in configs/"
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: holds {type(data).__name__}, expected sections such as {', '.join(STAGES)}")
+        raise ConfigError(
+            f"{path}: holds {type(data).__name__}, expected sections such as {', '.join(STAGES)}"
+        )
     for override in overrides or []:
         _apply(data, override)
     return parse_params(data, str(path))
@@ -178,7 +191,12 @@ def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, dict) and value:
             rows += flatten(value, f"{prefix}{key}.")
         else:
-            rows.append((f"{prefix}{key}", json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)))
+            rows.append(
+                (
+                    f"{prefix}{key}",
+                    json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value),
+                )
+            )
     return rows
 
 

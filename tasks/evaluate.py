@@ -112,13 +112,20 @@ def evaluate(stage: Stage) -> None:
             "seed": params.seed,
             "sampling": asdict(_sampling(params)),
             "strict": [*judge.names, "stop"],
-            "test_set": {"digest": problems_digest(problems), "problems": len(problems), "available": available},
+            "test_set": {
+                "digest": problems_digest(problems),
+                "problems": len(problems),
+                "available": available,
+            },
             "models": models,
         }
         write_json(folder / "summary.json", summary)
     for name, model in models.items():
         if model["same_as"]:
-            print(f"evaluate: {name} is the same model as {model['same_as']} ({model['folder']}); sampled once", flush=True)
+            print(
+                f"evaluate: {name} is the same model as {model['same_as']} ({model['folder']}); sampled once",
+                flush=True,
+            )
     prune(distinct[0].cache.parent, CACHED_EVALUATIONS)
 
 
@@ -165,7 +172,9 @@ class Evaluation:
         self.prompt_ids = [self.renderer.ids(problem.prompt) for problem in problems]
         self._check_context()
         size = max(1, self.config.batch_size // self.config.num_samples)
-        self.chunks = [range(first, min(first + size, len(problems))) for first in range(0, len(problems), size)]
+        self.chunks = [
+            range(first, min(first + size, len(problems))) for first in range(0, len(problems), size)
+        ]
         self.identity = {
             "model": self.model_digest,
             "problems": problems_digest(problems),
@@ -178,7 +187,9 @@ class Evaluation:
             "own_graders": {rule: _module_digest(rule) for rule in judge.names if ":" in rule},
             "device": self.device.type,
             "threads": torch.get_num_threads(),
-            "versions": {package: importlib.metadata.version(package) for package in ("torch", "transformers")},
+            "versions": {
+                package: importlib.metadata.version(package) for package in ("torch", "transformers")
+            },
             "code": _code_digest(),
         }
         self.cache = state(stage.root) / "cache" / "evaluations" / _sha256(self.identity)[:32]
@@ -243,7 +254,11 @@ def problems_digest(problems: list[Problem]) -> str:
 
 def flat_metrics(models: dict[str, dict[str, Any]]) -> dict[str, float]:
     """`<model>/<metric>` of every model, for MLflow and metrics.json."""
-    values = {f"{name}/{metric}": e["value"] for name, model in models.items() for metric, e in model["metrics"].items()}
+    values = {
+        f"{name}/{metric}": e["value"]
+        for name, model in models.items()
+        for metric, e in model["metrics"].items()
+    }
     return values | {f"{name}/ungraded": float(model["ungraded"]) for name, model in models.items()}
 
 
@@ -256,11 +271,22 @@ def prune(folder: Path, keep: int) -> None:
 
 def _sampling(params: Params) -> Sampling:
     config = params.evaluate
-    return Sampling(temperature=config.temperature, max_tokens=config.max_completion_length, top_p=config.top_p)
+    return Sampling(
+        temperature=config.temperature, max_tokens=config.max_completion_length, top_p=config.top_p
+    )
 
 
 def _shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    columns = ("prompt", "answer", "completion", "extracted", "correct", "strict", "finish_reason", "num_tokens")
+    columns = (
+        "prompt",
+        "answer",
+        "completion",
+        "extracted",
+        "correct",
+        "strict",
+        "finish_reason",
+        "num_tokens",
+    )
     return [{column: row[column] for column in columns} for row in rows[:SHOWN_SAMPLES]]
 
 
@@ -290,7 +316,9 @@ def _sha256(value: Any) -> str:
 
 def _code_digest() -> str:
     folder = Path(training.__path__[0])
-    return _sha256({p.relative_to(folder).as_posix(): p.read_text("utf-8") for p in sorted(folder.rglob("*.py"))})
+    return _sha256(
+        {p.relative_to(folder).as_posix(): p.read_text("utf-8") for p in sorted(folder.rglob("*.py"))}
+    )
 
 
 def _module_digest(rule: str) -> str:

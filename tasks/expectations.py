@@ -48,14 +48,21 @@ def suite_of(split: str, frame: pd.DataFrame, params: Params, context: int) -> l
         }
         suite += [
             *(gxe.ExpectColumnValuesToMatchRegex(column=name, regex=r"\S") for name in COLUMNS),
-            *(gxe.ExpectColumnValuesToBeBetween(column=name, min_value=1, max_value=limit) for name, limit in limits.items()),
+            *(
+                gxe.ExpectColumnValuesToBeBetween(column=name, min_value=1, max_value=limit)
+                for name, limit in limits.items()
+            ),
             gxe.ExpectColumnValuesToBeNull(column="other_split"),
-            gxe.ExpectColumnValuesToBeInSet(column="grade", value_set=["right"], mostly=params.validation.min_accepted_answers),
+            gxe.ExpectColumnValuesToBeInSet(
+                column="grade", value_set=["right"], mostly=params.validation.min_accepted_answers
+            ),
         ]
     return suite
 
 
-def check(frames: dict[str, pd.DataFrame], params: Params, context: int, data: str, folder: Path) -> dict[str, Any]:
+def check(
+    frames: dict[str, pd.DataFrame], params: Params, context: int, data: str, folder: Path
+) -> dict[str, Any]:
     """Run each split's suite, write report.json and data_docs/ into `folder`, and return the report.
 
     `context` is the model's longest sequence in tokens, `data` names the data in report and pages. The report
@@ -74,9 +81,13 @@ def check(frames: dict[str, pd.DataFrame], params: Params, context: int, data: s
     run_id = RunIdentifier(run_name=data, run_time=_NO_TIME)
     report: dict[str, Any] = {"data": data, "context_length": context, "splits": {}}
     for split, frame in frames.items():
-        suite = project.suites.add(gx.ExpectationSuite(name=split, expectations=suite_of(split, frame, params, context)))
+        suite = project.suites.add(
+            gx.ExpectationSuite(name=split, expectations=suite_of(split, frame, params, context))
+        )
         batch = source.add_dataframe_asset(split).add_batch_definition_whole_dataframe(split)
-        definition = project.validation_definitions.add(gx.ValidationDefinition(name=split, data=batch, suite=suite))
+        definition = project.validation_definitions.add(
+            gx.ValidationDefinition(name=split, data=batch, suite=suite)
+        )
         result = definition.run(
             batch_parameters={"dataframe": frame},
             result_format={"result_format": "SUMMARY", "partial_unexpected_count": SAMPLE_ROWS},
@@ -125,7 +136,9 @@ def _plain(value: Any) -> Any:
 def _settled(page: str) -> str:
     """A page without what differs from run to run of equal data: random ids are numbered, times set to one."""
     numbers: dict[str, str] = {}
-    return _RANDOM_ID.sub(lambda match: numbers.setdefault(match[0], f"{len(numbers):012d}"), _TIME.sub(_NO_TIME, page))
+    return _RANDOM_ID.sub(
+        lambda match: numbers.setdefault(match[0], f"{len(numbers):012d}"), _TIME.sub(_NO_TIME, page)
+    )
 
 
 def _site(folder: Path) -> dict[str, Any]:

@@ -12,8 +12,13 @@ def model(stage: Stage) -> None:
     with stage.publish({}) as folder:
         origin = bring_model(stage.params.model, stage.params.seed, folder)
         write_json(folder / "source.json", origin)
-    stage.run.tag(base_model=origin["source"], base_revision=str(origin["revision"]), license=str(origin["license"]))
-    print(f"model: {origin['source']} ({origin['revision']}) is in {stage.output.relative_to(stage.root)}", flush=True)
+    stage.run.tag(
+        base_model=origin["source"], base_revision=str(origin["revision"]), license=str(origin["license"])
+    )
+    print(
+        f"model: {origin['source']} ({origin['revision']}) is in {stage.output.relative_to(stage.root)}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

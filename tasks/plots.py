@@ -22,7 +22,9 @@ GRID = "#e5e7eb"
 INK = "#374151"
 
 
-def plot_at_k(path: Path, title: str, curves: Mapping[str, tuple[str, Sequence[tuple[int, float, float, float]]]]) -> None:
+def plot_at_k(
+    path: Path, title: str, curves: Mapping[str, tuple[str, Sequence[tuple[int, float, float, float]]]]
+) -> None:
     """One line a model against K, with its interval as a band.
 
     `curves` maps a model to its label and its points (K, value, low, high), values between 0 and 1.
@@ -46,7 +48,9 @@ def plot_at_k(path: Path, title: str, curves: Mapping[str, tuple[str, Sequence[t
     _finish(figure, axes, title, path, place if len(curves) > 1 else None)
 
 
-def plot_steps(path: Path, title: str, history: Sequence[Mapping[str, Any]], names: Mapping[str, str], color: str) -> None:
+def plot_steps(
+    path: Path, title: str, history: Sequence[Mapping[str, Any]], names: Mapping[str, str], color: str
+) -> None:
     """Metrics of a training stage against its step; `names` maps metric names to legend labels."""
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()

@@ -23,7 +23,10 @@ def prepare(stage: Stage) -> None:
     sources = params.prepare.sources
     files = [_local_file(stage, source) for source in sources]
     digests = [_checked_digest(source, file) for source, file in zip(sources, files, strict=True)]
-    readers = [(source, _Counted(read_examples(source, params.seed, file))) for source, file in zip(sources, files, strict=True)]
+    readers = [
+        (source, _Counted(read_examples(source, params.seed, file)))
+        for source, file in zip(sources, files, strict=True)
+    ]
     division = divide(readers, params.prepare.splits)
     rows_read = [reader.count for _, reader in readers]
     counts = _counts(sources, division, rows_read, digests)
@@ -76,11 +79,15 @@ def _checked_digest(source: SourceConfig, file: Path | None) -> str | None:
         return None
     digest = sha256_file(file)
     if source.sha256 not in (None, digest):
-        raise BadInput(f"{source.path}: its sha256 is {digest}, the source's sha256 says {source.sha256}; the file has changed")
+        raise BadInput(
+            f"{source.path}: its sha256 is {digest}, the source's sha256 says {source.sha256}; the file has changed"
+        )
     return digest
 
 
-def _counts(sources: list[SourceConfig], division: Division, rows_read: list[int], digests: list[str | None]) -> dict[str, Any]:
+def _counts(
+    sources: list[SourceConfig], division: Division, rows_read: list[int], digests: list[str | None]
+) -> dict[str, Any]:
     counts = division.counts()
     return {
         "rows": {split: sum(counts[split, index] for index in range(len(sources))) for split in SPLITS},

@@ -36,8 +36,16 @@ MEASURES = [
 CURVES: dict[str, list[tuple[str, str, dict[str, str]]]] = {
     "rl": [
         ("reward", "Reward", {"reward": "mean reward"}),
-        ("spread", "Rewards within a group", {"frac_reward_zero_std": "share of groups all equal", "reward_std": "std"}),
-        ("length", "Completion length, tokens", {"completions/mean_length": "mean", "completions/max_length": "longest"}),
+        (
+            "spread",
+            "Rewards within a group",
+            {"frac_reward_zero_std": "share of groups all equal", "reward_std": "std"},
+        ),
+        (
+            "length",
+            "Completion length, tokens",
+            {"completions/mean_length": "mean", "completions/max_length": "longest"},
+        ),
         ("truncated", "Share cut off", {"completions/clipped_ratio": "share of completions cut off"}),
         ("entropy", "Entropy, nats a token", {"entropy": "entropy"}),
         ("kl", "KL to the reference, nats a token", {"kl": "KL"}),
@@ -85,7 +93,11 @@ def read_inputs(root: Path) -> Inputs:
         counts=read_json(folders["prepare"] / "counts.json"),
         validation=read_json(folders["validate"] / "report.json"),
         source=read_json(source) if source.is_file() else None,
-        histories={name: read_history(folders[name] / "history.jsonl") for name in ("sft", "rl") if not is_disabled(folders[name])},
+        histories={
+            name: read_history(folders[name] / "history.jsonl")
+            for name in ("sft", "rl")
+            if not is_disabled(folders[name])
+        },
         disabled=[name for name in ("sft", "rl") if is_disabled(folders[name])],
     )
 
@@ -103,7 +115,11 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
         **{name: _curve_plots(name, history, folder / "plots") for name, history in inputs.histories.items()},
     }
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["figure"] = figure
     page = environment.get_template("report.html.j2").render(
@@ -114,9 +130,16 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
         models=summary["models"],
         headline=headline(summary),
         measures=MEASURES,
-        at_k=[(f"{kind}_at_{k}", f"{label}@{k}") for kind, label in (("pass", "Pass"), ("maj", "Maj")) for k in summary["k"]],
+        at_k=[
+            (f"{kind}_at_{k}", f"{label}@{k}")
+            for kind, label in (("pass", "Pass"), ("maj", "Maj"))
+            for k in summary["k"]
+        ],
         figures=figures,
-        examples={name: examples(inputs.evaluation, model, config.examples) for name, model in summary["models"].items()},
+        examples={
+            name: examples(inputs.evaluation, model, config.examples)
+            for name, model in summary["models"].items()
+        },
         counts=inputs.counts,
         validation=validation_rows(inputs.validation),
         source=inputs.source,
@@ -156,7 +179,10 @@ def table_markdown(summary: dict[str, Any]) -> str:
         cells = [_with_interval(model["metrics"][metric], metric) for metric, _ in columns]
         lines.append(f"| {LABELS[name]}{note} | " + " | ".join(cells) + " |")
     test = summary["test_set"]
-    lines += ["", f"{test['problems']} held-out problems, {summary['n']} samples each; brackets: bootstrap 95 % intervals over problems."]
+    lines += [
+        "",
+        f"{test['problems']} held-out problems, {summary['n']} samples each; brackets: bootstrap 95 % intervals over problems.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -172,7 +198,9 @@ def validation_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
             "split": split,
             "held": sum(entry["success"] for entry in entries),
             "all": len(entries),
-            "failed": [f"{entry['expectation']} ({entry['column']})" for entry in entries if not entry["success"]],
+            "failed": [
+                f"{entry['expectation']} ({entry['column']})" for entry in entries if not entry["success"]
+            ],
         }
         for split, entries in result["splits"].items()
     ]
@@ -218,7 +246,9 @@ def _result_plots(summary: dict[str, Any], folder: Path) -> list[dict[str, str]]
 def _curve_plots(stage: str, history: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, str]]:
     shown = []
     for file, title, names in CURVES[stage]:
-        recorded = {name: label for name, label in names.items() if any(row.get(name) is not None for row in history)}
+        recorded = {
+            name: label for name, label in names.items() if any(row.get(name) is not None for row in history)
+        }
         if recorded:
             path = folder / f"{stage}_{file}.png"
             plot_steps(path, title, history, recorded, str(STYLES[stage]["color"]))

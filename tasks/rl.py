@@ -21,14 +21,22 @@ def rl(stage: Stage) -> None:
         return stage.disable("sft")
     set_threads(params.threads)
     rewards = RewardSum(config.reward_funcs, config.reward_weights, params.rewards)
-    start, data, device = resolve_model(stage.folder("sft")), stage.folder("prepare") / "train.parquet", pick_device(params.device)
+    start, data, device = (
+        resolve_model(stage.folder("sft")),
+        stage.folder("prepare") / "train.parquet",
+        pick_device(params.device),
+    )
     tokenizer = load_tokenizer(start)
     renderer = PromptRenderer(tokenizer, params.prompt)
     rows = pd.read_parquet(data)
     stage.run.input(data, "train", "training")
     stage.run.text(renderer.text(rows["prompt"].iloc[0]), "rendered_prompt.txt")
     problems = [
-        Problem(row["prompt"], tuple(renderer.ids(row["prompt"])), {str(k): v for k, v in row.items() if k != "prompt"})
+        Problem(
+            row["prompt"],
+            tuple(renderer.ids(row["prompt"])),
+            {str(k): v for k, v in row.items() if k != "prompt"},
+        )
         for row in rows.to_dict("records")
     ]
     model = load_model(start, device)
@@ -37,7 +45,9 @@ def rl(stage: Stage) -> None:
     trainer = RLTrainer(
         policy,
         reference,
-        NativeEngine(model, end_token_ids(model, tokenizer), config.prompts_per_step * config.num_generations),
+        NativeEngine(
+            model, end_token_ids(model, tokenizer), config.prompts_per_step * config.num_generations
+        ),
         rewards,
         renderer,
         problems,

@@ -40,7 +40,11 @@ def sft(stage: Stage) -> None:
         checkpoints=stage.scratch / "checkpoints",
         recorder=stage.run,
     )
-    metrics = {"final_loss": history[-1]["loss"], "examples": float(len(usable)), "dropped_too_long": float(len(examples) - len(usable))}
+    metrics = {
+        "final_loss": history[-1]["loss"],
+        "examples": float(len(usable)),
+        "dropped_too_long": float(len(examples) - len(usable)),
+    }
     with stage.publish(metrics) as folder:
         save_model(policy.merged(), tokenizer, folder)
         (folder / "history.jsonl").write_text(history_text(history))

@@ -78,9 +78,14 @@ class Stage:
         """Publish a reference to another stage's model instead of weights, and say so."""
         model = resolve_model(self.folder(stands_for))
         with self.publish({}) as folder:
-            write_json(folder / REFERENCE, {"model": str(model.relative_to(self.root)), "digest": output_digest(model)})
+            write_json(
+                folder / REFERENCE,
+                {"model": str(model.relative_to(self.root)), "digest": output_digest(model)},
+            )
         self.run.tag(gradeline__disabled="true")
-        print(f"{self.name} disabled: {OUTPUTS[self.name]} refers to {model.relative_to(self.root)}", flush=True)
+        print(
+            f"{self.name} disabled: {OUTPUTS[self.name]} refers to {model.relative_to(self.root)}", flush=True
+        )
 
 
 def resolve_model(folder: Path) -> Path:
@@ -91,7 +96,9 @@ def resolve_model(folder: Path) -> Path:
     target = json.loads(reference.read_text())
     model = folder.parents[2] / target["model"]
     if output_digest(model) != target["digest"]:
-        raise BadInput(f"{reference}: {target['model']} has changed since; run the pipeline again so that both agree")
+        raise BadInput(
+            f"{reference}: {target['model']} has changed since; run the pipeline again so that both agree"
+        )
     return model
 
 
@@ -185,7 +192,12 @@ def _next_attempt(scratch: Path) -> int:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     text = f"{type(error).__name__} {error}".lower()
-    return isinstance(error, MemoryError) or "outofmemory" in text or "out of memory" in text or "can't allocate memory" in text
+    return (
+        isinstance(error, MemoryError)
+        or "outofmemory" in text
+        or "out of memory" in text
+        or "can't allocate memory" in text
+    )
 
 
 def _lookup(values: dict[str, Any], dotted: str) -> Any:

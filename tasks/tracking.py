@@ -79,7 +79,10 @@ class Run:
 
     def params(self, values: dict[str, Any]) -> None:
         """Log nested values as dotted parameters, one batch per hundred."""
-        entries = [Param(key, text if len(text) <= 6000 else f"{text[:5900]}… ({len(text)} characters)") for key, text in flatten(values)]
+        entries = [
+            Param(key, text if len(text) <= 6000 else f"{text[:5900]}… ({len(text)} characters)")
+            for key, text in flatten(values)
+        ]
         for first in range(0, len(entries), 100):
             self.client.log_batch(self.run_id, params=entries[first : first + 100])
 
@@ -116,8 +119,12 @@ class Run:
     def input(self, path: Path, name: str, context: str) -> None:
         """Record a data set or model folder that went in, by its digest."""
         digest = output_digest(path) if path.is_dir() else sha256_file(path)
-        dataset = Dataset(name=name, digest=digest[:36], source_type="local", source=json.dumps({"uri": str(path)}))
-        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+        dataset = Dataset(
+            name=name, digest=digest[:36], source_type="local", source=json.dumps({"uri": str(path)})
+        )
+        self.client.log_inputs(
+            self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])]
+        )
 
     def finish(self, status: str = "FINISHED") -> None:
         """Close the run: FINISHED, FAILED or KILLED."""
@@ -152,7 +159,9 @@ class Pipeline(Run):
         for stage in stages:
             folder = root / OUTPUTS[stage]
             if (folder / "metrics.json").is_file():
-                metrics |= {f"{stage}/{name}": value for name, value in read_json(folder / "metrics.json").items()}
+                metrics |= {
+                    f"{stage}/{name}": value for name, value in read_json(folder / "metrics.json").items()
+                }
         self.metrics({name: value for name, value in metrics.items() if known.get(name) != value})
         tags = {f"stage.{stage}": origin(root, stage, self.run_id) for stage in stages}
         for stage in ("model", "prepare"):
@@ -178,7 +187,9 @@ class StageRun(Run):
         self._first: tuple[float, int] | None = None
 
     @classmethod
-    def start(cls, root: Path, stage: str, params: Params, parent: str, digest: str, attempt: int) -> StageRun:
+    def start(
+        cls, root: Path, stage: str, params: Params, parent: str, digest: str, attempt: int
+    ) -> StageRun:
         """Open the nested run of `stage` with its section of the params."""
         tags = {
             "gradeline.kind": "stage",
@@ -288,7 +299,9 @@ def close_dead_runs(root: Path) -> list[str]:
     client, experiment = open_store(root)
     closed = []
     for run in client.search_runs(
-        [experiment], f"attributes.status = 'RUNNING' and tags.`gradeline.host` = '{os.uname().nodename}'", ViewType.ACTIVE_ONLY
+        [experiment],
+        f"attributes.status = 'RUNNING' and tags.`gradeline.host` = '{os.uname().nodename}'",
+        ViewType.ACTIVE_ONLY,
     ):
         tags = run.data.tags
         if not _alive(int(tags["gradeline.pid"]), float(tags["gradeline.started"])):

@@ -28,7 +28,10 @@ class TreeBusy(RuntimeError):
 def git(root: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
     """Output of a git command run in `root`, stripped; raises BadInput with git's own message."""
     done = subprocess.run(
-        ["git", "-C", str(root), *arguments], capture_output=True, text=True, env=None if env is None else os.environ | env
+        ["git", "-C", str(root), *arguments],
+        capture_output=True,
+        text=True,
+        env=None if env is None else os.environ | env,
     )
     if done.returncode:
         raise BadInput(f"{root}: git {' '.join(arguments)}: {done.stderr.strip()}")
@@ -42,13 +45,17 @@ def find_root(start: Path) -> Path:
         if (folder / "dvc.yaml").is_file():
             check_repository(folder)
             return folder
-    raise BadInput(f"{start}: neither it nor a folder above it has a dvc.yaml; run gradeline inside a project")
+    raise BadInput(
+        f"{start}: neither it nor a folder above it has a dvc.yaml; run gradeline inside a project"
+    )
 
 
 def check_repository(root: Path) -> None:
     """Raise BadInput unless `root` lies in a git repository (runs name the code they ran by its commit)."""
     if subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True).returncode:
-        raise BadInput(f"{root}: not a git repository with a commit; run `git init && git add -A && git commit` there first")
+        raise BadInput(
+            f"{root}: not a git repository with a commit; run `git init && git add -A && git commit` there first"
+        )
 
 
 def home(root: Path) -> Path:
@@ -100,7 +107,9 @@ def locked(path: Path, what: str, wait: float = 0.0) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     file.seek(0)
-                    raise TreeBusy(f"{what} is already running here, pid {_holder(file.read())} (lock {path})") from None
+                    raise TreeBusy(
+                        f"{what} is already running here, pid {_holder(file.read())} (lock {path})"
+                    ) from None
                 time.sleep(0.05)
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "what": what}))

@@ -47,7 +47,9 @@ def validate(stage: Stage) -> None:
     if failures:
         stage.run.client.log_artifacts(stage.run.run_id, str(draft / "data_docs"), "data_docs")
         pages = draft / "data_docs" / "index.html"
-        raise BadInput("\n".join([*failures, f"the whole report: {draft / 'report.json'}, as pages: {pages}"]))
+        raise BadInput(
+            "\n".join([*failures, f"the whole report: {draft / 'report.json'}, as pages: {pages}"])
+        )
     with stage.publish(_metrics(frames)) as folder:
         shutil.copytree(draft, folder, dirs_exist_ok=True)
     number = sum(len(report["splits"][split]) for split in SPLITS)
@@ -69,7 +71,9 @@ def is_sound(frame: pd.DataFrame) -> bool:
     return all(name in frame and all(isinstance(value, str) for value in frame[name]) for name in COLUMNS)
 
 
-def measure(frames: dict[str, pd.DataFrame], renderer: PromptRenderer, grader: Reward, params: Params) -> None:
+def measure(
+    frames: dict[str, pd.DataFrame], renderer: PromptRenderer, grader: Reward, params: Params
+) -> None:
     """Add the columns that expectations look at.
 
     In tokens: `prompt_tokens`, `completion_tokens` (with the end token), `sequence_tokens` (both together) and
@@ -96,9 +100,18 @@ def describe_failures(split: str, outcomes: list[dict[str, Any]]) -> Iterator[st
         column, observed = outcome["column"], outcome["observed"]
         name = f"split {split}: {outcome['expectation']}" + (f" of column {column}" if column else "")
         expected = ", ".join(f"{key} {value}" for key, value in outcome["expected"].items())
-        found = f"{observed['failing']} of {observed['rows']} rows fail" if isinstance(observed, dict) else f"found {observed}"
+        found = (
+            f"{observed['failing']} of {observed['rows']} rows fail"
+            if isinstance(observed, dict)
+            else f"found {observed}"
+        )
         rows = [
-            "\n    " + ", ".join(f"{key} {row[key]!r}" for key in dict.fromkeys(("id", column, "prompt", "completion", "answer")) if key in row)
+            "\n    "
+            + ", ".join(
+                f"{key} {row[key]!r}"
+                for key in dict.fromkeys(("id", column, "prompt", "completion", "answer"))
+                if key in row
+            )
             for row in outcome["failing_rows"]
         ]
         yield "".join([name, f" ({expected})" if expected else "", f": {found}", *rows])
@@ -111,11 +124,17 @@ def _lengths(sequences: Iterator[list[int]]) -> pd.Series:
 def _grades(frame: pd.DataFrame, grader: Reward, name: str) -> Iterator[str]:
     for first in range(0, len(frame), _GRADED_AT_ONCE):
         rows = frame.iloc[first : first + _GRADED_AT_ONCE]
-        columns = {column: rows[column].tolist() for column in ("prompt", "completion", "answer", "source", "id")}
+        columns = {
+            column: rows[column].tolist() for column in ("prompt", "completion", "answer", "source", "id")
+        }
         prompts, completions = columns.pop("prompt"), columns.pop("completion")
-        values = grader(prompts=prompts, completions=completions, finish_reason=["stop"] * len(rows), **columns)
+        values = grader(
+            prompts=prompts, completions=completions, finish_reason=["stop"] * len(rows), **columns
+        )
         if len(values) != len(rows):
-            raise BadInput(f"rewards.grader {name!r}: returned {len(values)} values for {len(rows)} completions")
+            raise BadInput(
+                f"rewards.grader {name!r}: returned {len(values)} values for {len(rows)} completions"
+            )
         for value in values:
             yield "no verdict" if value is None or value != value else "right" if value == 1 else "wrong"
 

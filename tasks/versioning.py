@@ -58,7 +58,15 @@ def environment() -> dict[str, str]:
 
 def repro_command(stage: str, force: bool = False) -> list[str]:
     """Command that brings one stage up to date, run in its tree; the stages before it are taken as they are."""
-    return [*DVC, "--wait-for-lock", "repro", "--quiet", "--single-item", *(["--force"] if force else []), stage]
+    return [
+        *DVC,
+        "--wait-for-lock",
+        "repro",
+        "--quiet",
+        "--single-item",
+        *(["--force"] if force else []),
+        stage,
+    ]
 
 
 def stages(root: Path) -> dict[str, dict[str, Any]]:
@@ -71,7 +79,8 @@ def upstream(root: Path) -> dict[str, list[str]]:
     defined = stages(root)
     makers = {out: name for name, stage in defined.items() for out in stage.get("outs", [])}
     return {
-        name: [makers[dep] for dep in stage.get("deps", []) if dep in makers] for name, stage in defined.items()
+        name: [makers[dep] for dep in stage.get("deps", []) if dep in makers]
+        for name, stage in defined.items()
     }
 
 
@@ -106,7 +115,9 @@ def plan(root: Path) -> list[StagePlan]:
         if reasons := _reasons(root, name, status.get(name, [])):
             plans[name] = StagePlan(name, "stale", reasons)
         elif waits:
-            plans[name] = StagePlan(name, "downstream", [f"{before} comes first; runs if its output changes" for before in waits])
+            plans[name] = StagePlan(
+                name, "downstream", [f"{before} comes first; runs if its output changes" for before in waits]
+            )
         else:
             plans[name] = StagePlan(name, "cached")
     return list(plans.values())
@@ -114,7 +125,9 @@ def plan(root: Path) -> list[StagePlan]:
 
 def has_remote(root: Path) -> bool:
     """Whether a default DVC remote is configured."""
-    done = subprocess.run([*DVC, "config", "core.remote"], cwd=root, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [*DVC, "config", "core.remote"], cwd=root, env=environment(), capture_output=True, text=True
+    )
     return bool(done.stdout.strip())
 
 
@@ -125,7 +138,9 @@ def push(root: Path) -> str:
 
 def restore_inputs(root: Path) -> None:
     """Bring data tracked by .dvc files (data/raw) into the tree from the cache, or from the remote if need be."""
-    tracked = subprocess.run(["git", "-C", str(root), "ls-files", "*.dvc"], capture_output=True, text=True).stdout.split("\n")
+    tracked = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "*.dvc"], capture_output=True, text=True
+    ).stdout.split("\n")
     files = [name for name in tracked if name and not (root / name.removesuffix(".dvc")).exists()]
     if files:
         _dvc(root, "pull" if has_remote(root) else "checkout", *files)
@@ -168,9 +183,13 @@ def _changed_params(root: Path, locked: dict[str, Any], path: str) -> list[str]:
             value = value.get(part, {}) if isinstance(value, dict) else {}
         after |= flatten({key: value})
     changed = [key for key in before | after if before.get(key) != after.get(key)]
-    return [f"{key}: {before.get(key, 'not set')} → {after.get(key, 'not set')}" for key in changed] or [f"{path} is modified"]
+    return [f"{key}: {before.get(key, 'not set')} → {after.get(key, 'not set')}" for key in changed] or [
+        f"{path} is modified"
+    ]
 
 
 def _lock(root: Path) -> dict[str, Any]:
     path = root / "dvc.lock"
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("stages", {}) if path.is_file() else {}
+    return (
+        (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("stages", {}) if path.is_file() else {}
+    )

@@ -96,8 +96,14 @@ def default_name(recipe: Path, overrides: list[str]) -> str:
 
 def checked_name(name: str) -> str:
     """`name` if a workspace may have it."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith((".lock", ".")) or ".." in name:
-        raise ConfigError(f"workspace name {name!r}: expected up to 64 letters, digits, dots, dashes and underscores")
+    if (
+        not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
+        or name.endswith((".lock", "."))
+        or ".." in name
+    ):
+        raise ConfigError(
+            f"workspace name {name!r}: expected up to 64 letters, digits, dots, dashes and underscores"
+        )
     return name
 
 
@@ -140,9 +146,15 @@ def workspaces(root: Path) -> list[Workspace]:
         if not (path / ".git").is_file():
             continue
         file = path / STATE / RECORD
-        record: dict[str, Any] = read_json(file) if file.is_file() else {"recipe": "", "overrides": [], "used": 0.0}
+        record: dict[str, Any] = (
+            read_json(file) if file.is_file() else {"recipe": "", "overrides": [], "used": 0.0}
+        )
         commit = git(path, "rev-parse", "HEAD")
-        found.append(Workspace(path.name, path, commit, record["recipe"], record["overrides"], record["used"], _busy(path)))
+        found.append(
+            Workspace(
+                path.name, path, commit, record["recipe"], record["overrides"], record["used"], _busy(path)
+            )
+        )
     return sorted(found, key=lambda workspace: -workspace.used)
 
 
@@ -155,7 +167,10 @@ def prune(root: Path, name: str) -> None:
     if not (path / ".git").is_file():
         known = ", ".join(workspace.name for workspace in workspaces(root)) or "none"
         raise BadInput(f"workspace {name!r}: there is none (there: {known})")
-    with locked(run_lock(path), f"a run in workspace {name!r}"), locked(state(path) / "stage.lock", "a stage"):
+    with (
+        locked(run_lock(path), f"a run in workspace {name!r}"),
+        locked(state(path) / "stage.lock", "a stage"),
+    ):
         git(root, "worktree", "remove", "--force", str(path))
     shutil.rmtree(path, ignore_errors=True)
 
@@ -184,7 +199,9 @@ def _share_cache(owner: Path, tree: Path) -> None:
         local.update(source.read("local"))
         merged = source.read()
         local["remote"] = merged.get("remote", {})
-        local.setdefault("cache", {})["dir"] = merged.get("cache", {}).get("dir") or str(owner / ".dvc" / "cache")
+        local.setdefault("cache", {})["dir"] = merged.get("cache", {}).get("dir") or str(
+            owner / ".dvc" / "cache"
+        )
 
 
 def _busy(path: Path) -> int | None:

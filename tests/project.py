@@ -31,7 +31,7 @@ READS = {
     "evaluate": ["model", "sft", "rl", "prepare"],
     "report": ["evaluate", "validate"],
 }
-STAGE = '''
+STAGE = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def body(stage: Stage) -> None:
 
 if __name__ == "__main__":
     run_stage("{name}", body)
-'''
+"""
 
 
 def make_project(root: Path) -> Path:
@@ -126,7 +126,9 @@ def set_params(tree: Path, **values: Any) -> None:
 
 def git(root: Path, *arguments: str) -> str:
     """Output of a git command."""
-    return subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def dvc(tree: Path, *arguments: str) -> str:

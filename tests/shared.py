@@ -9,11 +9,14 @@ ROOT = Path(__file__).parent.parent
 _SHARED = Path(os.environ.get("GRADELINE_SHARED", ROOT.parent / "shared"))
 SHARED = _SHARED / "data"
 needs_shared = pytest.mark.skipif(
-    not SHARED.is_dir(), reason=f"no data sets at {SHARED}; set GRADELINE_SHARED to the folder that holds data/"
+    not SHARED.is_dir(),
+    reason=f"no data sets at {SHARED}; set GRADELINE_SHARED to the folder that holds data/",
 )
 
 
 def reference_values() -> list[Path]:
-    """The files named in REFERENCE_VALUES, or the default one; empty where there is none."""
-    named = os.environ.get("REFERENCE_VALUES", str(_SHARED / "golden" / "rl_math.json"))
-    return [Path(name) for name in named.split(":") if Path(name).is_file()]
+    """The files named in REFERENCE_VALUES, which must exist, or the default one; empty where there is none."""
+    if named := os.environ.get("REFERENCE_VALUES"):
+        return [Path(name).resolve(strict=True) for name in named.split(":")]
+    default = _SHARED / "golden" / "rl_math.json"
+    return [default] if default.is_file() else []

@@ -26,7 +26,11 @@ def imported(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found.add(node.module.split(".")[0])
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            found |= {a.value.split(".")[0] for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+            found |= {
+                a.value.split(".")[0]
+                for a in node.args
+                if isinstance(a, ast.Constant) and isinstance(a.value, str)
+            }
     return found
 
 
@@ -34,12 +38,18 @@ def imported(file: Path) -> set[str]:
 def test_a_layer_does_not_import_what_is_above_it(layer: str) -> None:
     files = list((REPOSITORY / layer).rglob("*.py"))
     assert files
-    wrong = {str(file.relative_to(REPOSITORY)): found for file in files if (found := imported(file) & FORBIDDEN[layer])}
+    wrong = {
+        str(file.relative_to(REPOSITORY)): found
+        for file in files
+        if (found := imported(file) & FORBIDDEN[layer])
+    }
     assert wrong == {}
 
 
 def test_the_command_line_starts_without_anything_heavy() -> None:
     heavy = ["torch", "transformers", "mlflow", "prefect", "dvc", "pandas", "great_expectations", "pydantic"]
     code = f"import sys, flows.cli; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -52,7 +52,11 @@ class Checkpoints:
                 continue
             self._load(load_file(folder / "state.safetensors"))
             history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-            return int(folder.name.removeprefix("step-")), history, json.loads((folder / "extra.json").read_text())
+            return (
+                int(folder.name.removeprefix("step-")),
+                history,
+                json.loads((folder / "extra.json").read_text()),
+            )
         return 0, [], {}
 
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:

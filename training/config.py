@@ -132,7 +132,9 @@ class SourceConfig(Section):
         if self.kind in ("file", "hub") and self.path is None:
             raise ValueError(f"a {self.kind} source needs path")
         if self.kind == "hub" and self.revision is None:
-            raise ValueError(f"hub source {self.path!r} needs revision (a commit hash or tag), so that reruns read the same rows")
+            raise ValueError(
+                f"hub source {self.path!r} needs revision (a commit hash or tag), so that reruns read the same rows"
+            )
         return self
 
     @model_validator(mode="after")
@@ -144,7 +146,9 @@ class SourceConfig(Section):
             except re.error as error:
                 raise ValueError(f"{key} {pattern!r} is not a regular expression: {error}") from None
             if key == "answer_pattern" and pattern is not None and not groups:
-                raise ValueError(f"answer_pattern {pattern!r} has no group; put the answer's part in parentheses")
+                raise ValueError(
+                    f"answer_pattern {pattern!r} has no group; put the answer's part in parentheses"
+                )
         return self
 
     @property
@@ -164,7 +168,9 @@ class SplitsConfig(Section):
     @model_validator(mode="after")
     def _leaves_train(self) -> SplitsConfig:
         if self.validation + self.test >= 1:
-            raise ValueError(f"validation {self.validation} + test {self.test} leave nothing to train on; keep the sum below 1")
+            raise ValueError(
+                f"validation {self.validation} + test {self.test} leave nothing to train on; keep the sum below 1"
+            )
         return self
 
 
@@ -338,5 +344,7 @@ class EvaluateConfig(Section):
     def _k_within_n(self) -> EvaluateConfig:
         too_large = [k for k in self.k if k > self.num_samples]
         if too_large:
-            raise ValueError(f"k {too_large} exceeds num_samples {self.num_samples}; each K needs at least K samples")
+            raise ValueError(
+                f"k {too_large} exceeds num_samples {self.num_samples}; each K needs at least K samples"
+            )
         return self

@@ -21,7 +21,9 @@ class _LinearLogSoftmax(torch.autograd.Function):
     """(log p(target), entropy) of softmax(hidden @ weight.T / temperature), both differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> Any:
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> Any:
         logprobs = hidden.new_empty(len(targets), dtype=torch.promote_types(hidden.dtype, torch.float32))
         entropy = torch.empty_like(logprobs)
         normalizer = torch.empty_like(logprobs)
@@ -56,7 +58,9 @@ class _LinearLogSoftmax(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
-def token_logprobs(model: PreTrainedModel, layout: Layout, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def token_logprobs(
+    model: PreTrainedModel, layout: Layout, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies, in nats, of every branch token of a layout: ([N], [N]).
 
     Both are of the distribution softmax(logits / temperature), the one that completions are sampled from.
@@ -69,7 +73,9 @@ def token_logprobs(model: PreTrainedModel, layout: Layout, temperature: float = 
         use_cache=False,
     ).last_hidden_state
     wanted = hidden.flatten(0, 1)[layout.sources]
-    logprobs, entropy = _LinearLogSoftmax.apply(wanted, model.get_output_embeddings().weight, layout.targets, temperature)
+    logprobs, entropy = _LinearLogSoftmax.apply(
+        wanted, model.get_output_embeddings().weight, layout.targets, temperature
+    )
     return logprobs, entropy
 
 

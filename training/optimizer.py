@@ -13,7 +13,12 @@ def build_optimizer(parameters: list[torch.nn.Parameter], config: OptimizerConfi
     """Fused AdamW over the trainable parameters."""
     beta1, beta2 = config.betas
     return torch.optim.AdamW(
-        parameters, lr=config.learning_rate, betas=(beta1, beta2), eps=config.eps, weight_decay=config.weight_decay, fused=True
+        parameters,
+        lr=config.learning_rate,
+        betas=(beta1, beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
     )
 
 
@@ -22,12 +27,17 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)
-    factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[config.schedule]
+    factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[
+        config.schedule
+    ]
     return config.learning_rate * factor
 
 
 def optimizer_step(
-    optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], config: OptimizerConfig, rate: float
+    optimizer: torch.optim.Optimizer,
+    parameters: list[torch.nn.Parameter],
+    config: OptimizerConfig,
+    rate: float,
 ) -> float:
     """Clip, step with learning rate `rate`, clear the gradients; returns the gradient's 2-norm before clipping.
 

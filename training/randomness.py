@@ -28,7 +28,9 @@ def batch_indices(seed: int, purpose: str, step: int, batch_size: int, num_rows:
     Raises ValueError when a batch is larger than the data.
     """
     if batch_size > num_rows:
-        raise ValueError(f"{purpose}: a batch of {batch_size} needs at least as many rows, the data has {num_rows}")
+        raise ValueError(
+            f"{purpose}: a batch of {batch_size} needs at least as many rows, the data has {num_rows}"
+        )
     first = step * batch_size
     rows: list[int] = []
     for position in range(first, first + batch_size):

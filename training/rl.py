@@ -1,11 +1,11 @@
 """The RL loop: sample, grade, compare with the baseline, update. An algorithm is a choice on its switches.
 
-    for step:
-        prompts     = a function of (seed, step)
-        completions = engine.generate(prompts x group)                 rollout
-        rewards     = the rules' weighted sum                          grade
-        advantages  = reward minus the group's mean, scaled            compare
-        loss        = clipped ratio + beta x KL(policy ‖ reference)    update, num_iterations x num_minibatches
+for step:
+    prompts     = a function of (seed, step)
+    completions = engine.generate(prompts x group)                 rollout
+    rewards     = the rules' weighted sum                          grade
+    advantages  = reward minus the group's mean, scaled            compare
+    loss        = clipped ratio + beta x KL(policy ‖ reference)    update, num_iterations x num_minibatches
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class RLTrainer:
         recorder: Recorder,
     ) -> None:
         if len(problems) < config.prompts_per_step:
-            raise BadInput(f"rl.prompts_per_step = {config.prompts_per_step}: the train split has only {len(problems)} rows")
+            raise BadInput(
+                f"rl.prompts_per_step = {config.prompts_per_step}: the train split has only {len(problems)} rows"
+            )
         self.policy, self.reference, self.engine = policy, reference, engine
         self.rewards, self.renderer, self.problems = rewards, renderer, problems
         self.config, self.seed, self.pad_id, self.recorder = config, seed, pad_id, recorder
@@ -96,7 +98,9 @@ class RLTrainer:
             timings = {f"time/{name}": s for name, s in (rollout.seconds | seconds).items()}
             self.recorder.metrics(values | timings, step + 1)
             self.recorder.table(f"completions/step-{step + 1:06d}", self._rows(rollout, advantages))
-            self.recorder.progress(step + 1, config.num_steps, reward=values["reward"], tokens=values["completions/mean_length"])
+            self.recorder.progress(
+                step + 1, config.num_steps, reward=values["reward"], tokens=values["completions/mean_length"]
+            )
             if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.num_steps:
                 self.checkpoints.save(step + 1, history)
         return history
@@ -108,11 +112,15 @@ class RLTrainer:
         chosen = batch_indices(self.seed, "rl/prompts", step, config.prompts_per_step, len(self.problems))
         problems = [self.problems[i] for i in chosen]
         requests = [
-            Request(problem.prompt_ids, derive_seed(self.seed, "rl/sample", step, p * config.num_generations + g))
+            Request(
+                problem.prompt_ids, derive_seed(self.seed, "rl/sample", step, p * config.num_generations + g)
+            )
             for p, problem in enumerate(problems)
             for g in range(config.num_generations)
         ]
-        completions = self.engine.generate(requests, Sampling(config.temperature, config.max_completion_length))
+        completions = self.engine.generate(
+            requests, Sampling(config.temperature, config.max_completion_length)
+        )
         texts = [self.renderer.decode(completion.ids) for completion in completions]
         sampled = time.monotonic()
         repeated = [problem for problem in problems for _ in range(config.num_generations)]
@@ -137,7 +145,9 @@ class RLTrainer:
         for number in range(updates):
             minibatch = groups[number % config.num_minibatches :: config.num_minibatches]
             weights, num_tokens = batch.weights(minibatch, config)
-            for micro in split_by_tokens([batch.trees[g].num_tokens for g in minibatch], config.micro_batch_tokens):
+            for micro in split_by_tokens(
+                [batch.trees[g].num_tokens for g in minibatch], config.micro_batch_tokens
+            ):
                 part = self._backward(batch, [minibatch[i] for i in micro], weights, num_tokens, old, ref)
                 for name, value in part.items():
                     totals[name] = totals.get(name, 0.0) + value / updates
@@ -167,7 +177,9 @@ class RLTrainer:
         """Log-probabilities of every group's tokens, without gradient, by group."""
         found: dict[int, torch.Tensor] = {}
         with torch.no_grad():
-            for micro in split_by_tokens([batch.trees[g].num_tokens for g in groups], self.config.micro_batch_tokens):
+            for micro in split_by_tokens(
+                [batch.trees[g].num_tokens for g in groups], self.config.micro_batch_tokens
+            ):
                 layout = lay_out([[batch.trees[groups[i]]] for i in micro], self.pad_id, model.device)
                 logprobs, _ = token_logprobs(model, layout, self.config.temperature)
                 sizes = [sum(map(len, batch.trees[groups[i]].branches)) for i in micro]
@@ -207,7 +219,9 @@ class RLTrainer:
             share["kl"] = kl.detach()
         loss = (weight * per_token).sum()
         loss.backward()
-        low_clip, high_clip = clip_fractions(logprobs.detach(), old_logprobs, advantages, config.epsilon, high)
+        low_clip, high_clip = clip_fractions(
+            logprobs.detach(), old_logprobs, advantages, config.epsilon, high
+        )
         share |= {
             "entropy": entropy.detach(),
             "clip_ratio/low_mean": low_clip.float(),

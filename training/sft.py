@@ -1,6 +1,6 @@
 """Supervised fine-tuning: maximise the likelihood of reference completions, end token included.
 
-    for step: batch → packed rows → log-probs of completion tokens → mean over all the batch's tokens → AdamW
+for step: batch → packed rows → log-probs of completion tokens → mean over all the batch's tokens → AdamW
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def train_sft(
     there are.
     """
     if len(examples) < config.batch_size:
-        raise BadInput(f"sft.batch_size = {config.batch_size}: the train split has only {len(examples)} usable examples")
+        raise BadInput(
+            f"sft.batch_size = {config.batch_size}: the train split has only {len(examples)} usable examples"
+        )
     parameters = list(policy.parameters.values())
     optimizer = build_optimizer(parameters, config.optimizer)
     saved = Checkpoints(checkpoints, policy.parameters, optimizer)
@@ -57,7 +59,13 @@ def train_sft(
             entropy += entropies.detach().sum().item() / num_tokens
         rate = learning_rate(config.optimizer, step, config.num_steps)
         norm = optimizer_step(optimizer, parameters, config.optimizer, rate)
-        values = {"loss": loss, "entropy": entropy, "grad_norm": norm, "learning_rate": rate, "num_tokens": num_tokens}
+        values = {
+            "loss": loss,
+            "entropy": entropy,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "num_tokens": num_tokens,
+        }
         history.append({"step": step + 1} | values)
         recorder.metrics(values | {"time/step": time.monotonic() - started}, step + 1)
         recorder.progress(step + 1, config.num_steps, loss=loss)

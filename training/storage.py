@@ -93,7 +93,9 @@ def verify(folder: Path) -> dict[str, Any]:
             raise CorruptFolder(f"{path}: missing, though {MANIFEST} lists it")
         size = path.stat().st_size
         if size != expected["size"]:
-            raise CorruptFolder(f"{path}: {size} bytes, {MANIFEST} says {expected['size']}; the file was cut short or changed")
+            raise CorruptFolder(
+                f"{path}: {size} bytes, {MANIFEST} says {expected['size']}; the file was cut short or changed"
+            )
         if sha256_file(path) != expected["sha256"]:
             raise CorruptFolder(f"{path}: its sha256 differs from {MANIFEST}; the file was changed")
     return manifest
@@ -127,7 +129,9 @@ def publishing(target: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.relative_to(folder).parts)
+    return sorted(
+        p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.relative_to(folder).parts
+    )
 
 
 def _sync(folder: Path) -> None:

@@ -34,7 +34,10 @@ def test_two_steps_on_gsm8k_with_smollm2(clone):  # noqa: F811
     settings = [part for key, value in small.items() for part in ("-S", f"{key}={value}")]
     ok(gradeline(clone, "run", "-c", "local.yaml", *settings, "--name", "gsm8k"))
     tree = clone / ".gradeline" / "workspaces" / "gsm8k"
-    rows = {split: len(pd.read_parquet(tree / "data" / "prepared" / f"{split}.parquet")) for split in ("train", "test")}
+    rows = {
+        split: len(pd.read_parquet(tree / "data" / "prepared" / f"{split}.parquet"))
+        for split in ("train", "test")
+    }
     assert rows == {"train": 7473, "test": 1319}
     history = [json.loads(line) for line in (tree / "data/models/rl/history.jsonl").read_text().splitlines()]
     assert [row["step"] for row in history] == [1, 2]

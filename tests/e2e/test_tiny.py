@@ -86,7 +86,16 @@ def test_a_first_run_trains_evaluates_and_records(clone):
     client, _ = open_store(clone)
     history = client.get_metric_history(rl.info.run_id, "reward")
     assert [point.step for point in history] == list(range(1, 41))
-    for name in ("git_sha", "git_dirty", "config_hash", "data_digest", "base_model", "prefect_flow_run", "attempt", "output_digest"):
+    for name in (
+        "git_sha",
+        "git_dirty",
+        "config_hash",
+        "data_digest",
+        "base_model",
+        "prefect_flow_run",
+        "attempt",
+        "output_digest",
+    ):
         assert rl.data.tags[name], name
     assert [dataset.dataset.name for dataset in rl.inputs.dataset_inputs] == ["train"]
     artifacts = {file.path for file in client.list_artifacts(rl.info.run_id)}
@@ -121,7 +130,9 @@ def test_a_changed_beta_runs_rl_and_what_hangs_on_it(clone):
     plan = ok(gradeline(clone, "plan"))
     assert "stale" not in plan
     text = (clone / "params.yaml").read_text()
-    (clone / "params.yaml").write_text(text.replace("beta: 0.0\n", "beta: 0.05\n").replace("num_steps: 40", "num_steps: 4"))
+    (clone / "params.yaml").write_text(
+        text.replace("beta: 0.0\n", "beta: 0.05\n").replace("num_steps: 40", "num_steps: 4")
+    )
     plan = ok(gradeline(clone, "plan"))
     assert "rl.beta: 0.0 → 0.05" in plan.replace("\n", " ")
     ok(gradeline(clone, "run"))
@@ -134,17 +145,32 @@ def test_a_changed_beta_runs_rl_and_what_hangs_on_it(clone):
 
 def test_the_same_params_give_the_same_bytes_in_two_workspaces(clone):
     """Both are forced to run, so that neither takes the other's result from DVC's run cache."""
+    before = git(clone, "status", "--porcelain"), (clone / "dvc.lock").read_text()
     for name in ("one", "two"):
-        arguments = ["-c", "tiny", "-S", "rl.num_steps=12", "-S", "rl.beta=0.02", "--name", name, "--from", "model"]
+        arguments = [
+            "-c",
+            "tiny",
+            "-S",
+            "rl.num_steps=12",
+            "-S",
+            "rl.beta=0.02",
+            "--name",
+            name,
+            "--from",
+            "model",
+        ]
         ok(gradeline(clone, "run", *arguments))
         ended = how_stages_ended(last_pipeline(clone))
         assert {stage for stage, how in ended.items() if how == "ran"} >= set(STAGES) - {"prepare"}
     one, two = [clone / ".gradeline" / "workspaces" / name for name in ("one", "two")]
     assert digests(one) == digests(two)
-    assert (one / "data/models/rl/model.safetensors").read_bytes() == (two / "data/models/rl/model.safetensors").read_bytes()
+    assert (one / "data/models/rl/model.safetensors").read_bytes() == (
+        two / "data/models/rl/model.safetensors"
+    ).read_bytes()
     first, second = runs(clone, "tags.`gradeline.kind` = 'pipeline'")[:2]
     assert first.data.metrics == second.data.metrics
-    assert "dvc.lock" not in git(clone, "status", "--porcelain"), "a run in a workspace leaves the tree alone"
+    after = git(clone, "status", "--porcelain"), (clone / "dvc.lock").read_text()
+    assert after == before, "a run in a workspace leaves the tree alone"
 
 
 def test_plain_dvc_repro_gives_the_same_outputs_and_records(clone, tmp_path):
@@ -164,11 +190,24 @@ def test_plain_dvc_repro_gives_the_same_outputs_and_records(clone, tmp_path):
 
 
 def test_stages_switched_off_leave_a_reference(clone):
-    arguments = ["-c", "tiny", "-S", "sft.enabled=false", "-S", "rl.enabled=false", "-S", "evaluate.num_problems=8", "--name", "off"]
+    arguments = [
+        "-c",
+        "tiny",
+        "-S",
+        "sft.enabled=false",
+        "-S",
+        "rl.enabled=false",
+        "-S",
+        "evaluate.num_problems=8",
+        "--name",
+        "off",
+    ]
     ok(gradeline(clone, "run", *arguments))
     tree = clone / ".gradeline" / "workspaces" / "off"
     for stage in ("sft", "rl"):
-        assert json.loads((tree / OUTPUTS[stage] / "reference.json").read_text())["model"] == "data/models/base"
+        assert (
+            json.loads((tree / OUTPUTS[stage] / "reference.json").read_text())["model"] == "data/models/base"
+        )
         assert not list((tree / OUTPUTS[stage]).glob("*.safetensors"))
     ended = how_stages_ended(last_pipeline(clone))
     assert (ended["sft"], ended["rl"]) == ("disabled", "disabled")

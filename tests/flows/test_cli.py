@@ -39,7 +39,11 @@ def test_schema_describes_params_yaml(project: Path) -> None:
 def test_stages_shows_what_dvc_yaml_says(project: Path) -> None:
     set_params(project, sft__enabled=False)
     lines = gradeline(project, "stages").stdout
-    rows = {cells[1].strip(): cells for line in lines.splitlines() if len(cells := line.split("│")) > 4 and cells[1].strip()}
+    rows = {
+        cells[1].strip(): cells
+        for line in lines.splitlines()
+        if len(cells := line.split("│")) > 4 and cells[1].strip()
+    }
     assert set(STAGES) <= set(rows)
     assert (rows["sft"][2].strip(), rows["rl"][2].strip()) == ("no", "yes")
     assert "data/models/rl" in rows["rl"][5]
@@ -72,7 +76,10 @@ def test_a_run_with_nothing_to_do_needs_no_server_and_records_the_numbers(finish
     ("arguments", "message"),
     [
         (["run", "-S", "rl.betta=1"], "unknown key 'rl.betta'; did you mean 'beta'?"),
-        (["run", "-S", "rl.num_generations=1"], "rl.num_generations = 1: Input should be greater than or equal to 2"),
+        (
+            ["run", "-S", "rl.num_generations=1"],
+            "rl.num_generations = 1: Input should be greater than or equal to 2",
+        ),
         (["run", "-S", "rl.beta"], "expected key=value"),
         (["run", "-c", "tinny"], "recipe 'tinny': no such file, nor a name in configs/ (there: small)"),
         (["run", "--from", "evalute"], "unknown stage 'evalute'; did you mean 'evaluate'?"),
@@ -98,7 +105,11 @@ def test_a_configured_server_that_does_not_answer_is_named(project: Path) -> Non
 def test_outside_a_repository_or_project_it_says_so(project: Path) -> None:
     elsewhere = dict(os.environ) | {"PYTHONPATH": str(project)}
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "run"], cwd=project.parent, env=elsewhere, capture_output=True, text=True
+        [sys.executable, "-m", "flows.cli", "run"],
+        cwd=project.parent,
+        env=elsewhere,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert "has a dvc.yaml; run gradeline inside a project" in done.stderr

@@ -44,7 +44,9 @@ def tree(finished: Path, prefect_url: str, monkeypatch: pytest.MonkeyPatch) -> P
 def parent_of(tree: Path) -> Run:
     """The newest pipeline run in MLflow."""
     client, experiment = open_store(tree)
-    return client.search_runs([experiment], "tags.`gradeline.kind` = 'pipeline'", order_by=["attributes.start_time DESC"])[0]
+    return client.search_runs(
+        [experiment], "tags.`gradeline.kind` = 'pipeline'", order_by=["attributes.start_time DESC"]
+    )[0]
 
 
 def in_prefect(parent: Run) -> tuple[FlowRun, list[TaskRun]]:
@@ -70,7 +72,11 @@ def processes_in(tree: Path) -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.cwd().startswith(str(tree)) and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.pid != os.getpid()
+                and process.cwd().startswith(str(tree))
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(" ".join(process.cmdline()))
         except psutil.Error:
             continue
@@ -88,7 +94,11 @@ def test_stages_run_in_the_order_of_the_graph_and_say_how_they_ended(tree: Path)
     assert flow_run.state_name == "Completed"
     assert [task.name for task in tasks] == [*STAGES, "push"]
     order = [task.name for task in tasks]
-    assert all(order.index(before) < order.index(name) for name, needed in upstream(tree).items() for before in needed)
+    assert all(
+        order.index(before) < order.index(name)
+        for name, needed in upstream(tree).items()
+        for before in needed
+    )
     assert names(tasks) == {
         "model": "Cached",
         "prepare": "Cached",
@@ -112,7 +122,9 @@ def test_stages_run_in_the_order_of_the_graph_and_say_how_they_ended(tree: Path)
     assert parent.data.metrics["evaluate/score"] == 4.0
     with get_client(sync_client=True) as client:
         mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id]))
-        artifacts = {artifact.key: str(artifact.data) for artifact in client.read_artifacts(artifact_filter=mine)}
+        artifacts = {
+            artifact.key: str(artifact.data) for artifact in client.read_artifacts(artifact_filter=mine)
+        }
     assert "| rl | 0.9 |" in artifacts["results"]
     assert "Disabled" in artifacts["results"]
     assert '"score"' in artifacts["metrics"]
@@ -134,7 +146,10 @@ def test_stages_run_in_the_order_of_the_graph_and_say_how_they_ended(tree: Path)
 def test_what_can_not_get_better_is_not_tried_again(tree: Path, behaviour: str) -> None:
     set_params(tree, rl__beta=0.5)
     behave(tree, rl=behaviour)
-    with pytest.raises(StageFailed, match=r"rl (refused its input: data/x.jsonl line 7|ran out of memory: MemoryError: too large)"):
+    with pytest.raises(
+        StageFailed,
+        match=r"rl (refused its input: data/x.jsonl line 7|ran out of memory: MemoryError: too large)",
+    ):
         finetune()
     parent = parent_of(tree)
     flow_run, tasks = in_prefect(parent)
@@ -149,7 +164,9 @@ def test_what_can_not_get_better_is_not_tried_again(tree: Path, behaviour: str) 
 def test_a_stage_past_its_time_is_ended(tree: Path) -> None:
     set_params(tree, rl__beta=0.5, flow__timeout_minutes__rl=0.15)
     behave(tree, rl="stay")
-    with pytest.raises(StageFailed, match=r"rl did not finish: still running after 9 s.*flow\.timeout_minutes\.rl sets it"):
+    with pytest.raises(
+        StageFailed, match=r"rl did not finish: still running after 9 s.*flow\.timeout_minutes\.rl sets it"
+    ):
         finetune()
     assert parent_of(tree).info.status == "FAILED"
     assert [one for one in processes_in(tree) if "tasks.rl" in one] == []
@@ -160,7 +177,9 @@ def test_only_runs_one_stage_and_from_forces_all_that_depend_on_it(tree: Path) -
     skipped = dict.fromkeys(STAGES[:-1], "Skipped") | {"report": "Cached"}
     assert names(in_prefect(parent_of(tree))[1]) == skipped
     finetune(from_stage="report")
-    assert names(in_prefect(parent_of(tree))[1]) == dict.fromkeys(STAGES[:-1], "Cached") | {"report": "Completed"}
+    assert names(in_prefect(parent_of(tree))[1]) == dict.fromkeys(STAGES[:-1], "Cached") | {
+        "report": "Completed"
+    }
 
 
 def terminate(running: subprocess.Popen[str]) -> None:
@@ -204,7 +223,9 @@ def test_a_signal_ends_everything_and_is_recorded(
 
 def test_two_runs_at_the_same_time_in_two_workspaces(tree: Path, prefect_url: str) -> None:
     both = [
-        start_gradeline(tree, "run", "-S", f"rl.num_steps={steps}", "--name", f"steps{steps}", PREFECT_API_URL=prefect_url)
+        start_gradeline(
+            tree, "run", "-S", f"rl.num_steps={steps}", "--name", f"steps{steps}", PREFECT_API_URL=prefect_url
+        )
         for steps in (3, 4)
     ]
     outputs = [running.communicate(timeout=300)[0] for running in both]
@@ -216,13 +237,19 @@ def test_two_runs_at_the_same_time_in_two_workspaces(tree: Path, prefect_url: st
     assert '"num_steps":20' in (tree / OUTPUTS["rl"] / "text").read_text()
     client, experiment = open_store(tree)
     shas = {
-        run.data.params["rl.num_steps"]: (run.data.tags["git_sha"], run.data.tags["git_dirty"], run.info.status)
+        run.data.params["rl.num_steps"]: (
+            run.data.tags["git_sha"],
+            run.data.tags["git_dirty"],
+            run.info.status,
+        )
         for run in client.search_runs([experiment], "tags.launcher = 'flow'")
     }
     assert set(shas) == {"3", "4"}
     assert {(dirty, status) for _, dirty, status in shas.values()} == {("false", "FINISHED")}
     for steps, (sha, _, _) in shas.items():
-        shown = subprocess.run(["git", "show", f"{sha}:params.yaml"], cwd=tree, capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            ["git", "show", f"{sha}:params.yaml"], cwd=tree, capture_output=True, text=True, check=True
+        )
         assert f"num_steps: {steps}\n" in shown.stdout
 
 

@@ -45,20 +45,26 @@ def test_lines_arrive_and_the_exit_code_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_command_that_dies_by_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:
-    code = process.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path, os.environ, print)
+    code = process.run(
+        [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path, os.environ, print
+    )
     assert code == 128 + signal.SIGKILL
 
 
 def test_time_out_ends_the_whole_family(tmp_path: Path) -> None:
     with pytest.raises(process.TimedOut, match="still running after 3 s"):
-        process.run([sys.executable, "-c", STUBBORN_FAMILY], tmp_path, os.environ, print, timeout=3, grace=0.5)
+        process.run(
+            [sys.executable, "-c", STUBBORN_FAMILY], tmp_path, os.environ, print, timeout=3, grace=0.5
+        )
     assert gone(tmp_path)
 
 
 def test_time_out_holds_while_lines_keep_coming(tmp_path: Path) -> None:
     chatter = "while True: print('x' * 100)"
     with pytest.raises(process.TimedOut):
-        process.run([sys.executable, "-c", chatter], tmp_path, os.environ, lambda line: None, timeout=1, grace=0.5)
+        process.run(
+            [sys.executable, "-c", chatter], tmp_path, os.environ, lambda line: None, timeout=1, grace=0.5
+        )
 
 
 def test_an_exception_in_the_caller_ends_the_family(tmp_path: Path) -> None:

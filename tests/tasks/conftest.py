@@ -69,7 +69,9 @@ class SmallTree:
                 self.settings.setdefault(section, {})[key] = value
             else:
                 self.settings[section] = value
-        (self.root / "params.yaml").write_text(dump_params(parse_params(yaml.safe_load(json.dumps(self.settings)), "test")))
+        (self.root / "params.yaml").write_text(
+            dump_params(parse_params(yaml.safe_load(json.dumps(self.settings)), "test"))
+        )
 
     def publish_model(self, name: str, seed: int, note: str | None = None) -> None:
         """A model with random weights; equal seeds give equal weights, another `note` another digest."""
@@ -80,14 +82,25 @@ class SmallTree:
             if note:
                 (folder / "note.txt").write_text(note)
             if name != "base":
-                rows = [{"step": s + 1, "loss": 1.0 / (s + 1), "reward": s / 4, "grad_norm": 1.0, "entropy": 2.0 - s / 4} for s in range(5)]
+                rows = [
+                    {
+                        "step": s + 1,
+                        "loss": 1.0 / (s + 1),
+                        "reward": s / 4,
+                        "grad_norm": 1.0,
+                        "entropy": 2.0 - s / 4,
+                    }
+                    for s in range(5)
+                ]
                 (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def publish_reference(self, name: str, target: str) -> None:
         """What a disabled stage leaves."""
         model = self.root / "data/models" / target
         with publishing(self.root / "data/models" / name) as folder:
-            write_json(folder / "reference.json", {"model": f"data/models/{target}", "digest": output_digest(model)})
+            write_json(
+                folder / "reference.json", {"model": f"data/models/{target}", "digest": output_digest(model)}
+            )
             write_json(folder / "metrics.json", {})
 
     def publish_data(self, num_test: int) -> None:
@@ -95,17 +108,35 @@ class SmallTree:
         with publishing(self.root / "data/prepared") as folder:
             for split, size in (("train", 4), ("validation", 2), ("test", num_test)):
                 rows = [
-                    {"prompt": f"{i}+{len(split) % 3}=", "answer": str(i + len(split) % 3), "completion": "", "source": "sums", "id": f"{split}-{i}"}
+                    {
+                        "prompt": f"{i}+{len(split) % 3}=",
+                        "answer": str(i + len(split) % 3),
+                        "completion": "",
+                        "source": "sums",
+                        "id": f"{split}-{i}",
+                    }
                     for i in range(size)
                 ]
                 pd.DataFrame(rows).to_parquet(folder / f"{split}.parquet", index=False)
             rows_by_split = {"train": 4, "validation": 2, "test": num_test}
-            source = {"name": "sums", "license": None, "rows_read": 15, "rows": rows_by_split, "duplicates": 1}
-            write_json(folder / "counts.json", {"rows": rows_by_split, "duplicates": 1, "contradictions": 0, "sources": [source]})
+            source = {
+                "name": "sums",
+                "license": None,
+                "rows_read": 15,
+                "rows": rows_by_split,
+                "duplicates": 1,
+            }
+            write_json(
+                folder / "counts.json",
+                {"rows": rows_by_split, "duplicates": 1, "contradictions": 0, "sources": [source]},
+            )
             write_json(folder / "metrics.json", {})
         with publishing(self.root / "data/reports/validation") as folder:
             entry = {"expectation": "expect_column_values_to_be_unique", "column": "id", "success": True}
-            write_json(folder / "report.json", {"splits": {split: [entry] for split in ("train", "validation", "test")}})
+            write_json(
+                folder / "report.json",
+                {"splits": {split: [entry] for split in ("train", "validation", "test")}},
+            )
             write_json(folder / "metrics.json", {})
 
 

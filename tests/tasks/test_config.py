@@ -3,7 +3,16 @@ import json
 import pytest
 import yaml
 
-from tasks.config import STAGES, ConfigError, Params, dump_params, json_schema, known_stage, load_params, parse_params
+from tasks.config import (
+    STAGES,
+    ConfigError,
+    Params,
+    dump_params,
+    json_schema,
+    known_stage,
+    load_params,
+    parse_params,
+)
 from tests.shared import ROOT
 
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -74,7 +83,7 @@ def test_a_missing_or_malformed_file_is_named(tmp_path):
 
 
 def test_unknown_stages_are_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="unknown stage 'evalute'; did you mean 'evaluate'?"):
+    with pytest.raises(ConfigError, match=r"unknown stage 'evalute'; did you mean 'evaluate'\?"):
         known_stage("evalute")
 
 

@@ -37,7 +37,9 @@ def test_it_publishes_samples_summary_and_metrics_that_agree(evaluated):
     verify(output)
     summary, metrics = read_json(output / "summary.json"), read_json(output / "metrics.json")
     assert sorted(p.name for p in output.glob("*.parquet")) == ["samples-base.parquet", "samples-rl.parquet"]
-    assert set(metrics) == {f"{model}/{name}" for model in ("base", "sft", "rl") for name in [*METRICS, "ungraded"]}
+    assert set(metrics) == {
+        f"{model}/{name}" for model in ("base", "sft", "rl") for name in [*METRICS, "ungraded"]
+    }
     for model in ("base", "rl"):
         samples = pd.read_parquet(output / f"samples-{model}.parquet")
         assert samples.groupby("id", sort=False).size().to_dict() == {f"test-{i}": 4 for i in range(6)}
@@ -52,7 +54,9 @@ def test_it_publishes_samples_summary_and_metrics_that_agree(evaluated):
             estimate = summary["models"][model]["metrics"][name]
             assert metrics[f"{model}/{name}"] == estimate["value"]
             assert estimate["low"] <= estimate["value"] <= estimate["high"]
-    assert 0 < metrics["base/accuracy_lenient"] < 1, "random models hit some one-digit answers, so the figures above say something"
+    assert 0 < metrics["base/accuracy_lenient"] < 1, (
+        "random models hit some one-digit answers, so the figures above say something"
+    )
     assert (summary["n"], summary["k"]) == (4, [1, 2, 4])
     assert summary["test_set"]["problems"] == 6
     assert summary["test_set"]["available"] == 8
@@ -94,7 +98,9 @@ def test_estimators_change_without_sampling_and_sampling_changes_with_the_temper
 def test_a_killed_evaluation_goes_on_where_it_was_and_ends_with_the_same_bytes(evaluated):
     evaluated.set(evaluate__temperature=1.3, evaluate__batch_size=4, evaluate__num_problems=8)
     known = chunks(evaluated)
-    process = subprocess.Popen([sys.executable, "-m", "tasks.evaluate"], start_new_session=True, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasks.evaluate"], start_new_session=True, stdout=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while not set(chunks(evaluated)) - set(known) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -13,7 +13,13 @@ from training.storage import digest_of, read_json, verify
 
 SHARED = Path(os.environ.get("GRADELINE_SHARED", Path(__file__).parents[3] / "shared"))
 GSM8K = SHARED / "data" / "gsm8k"
-ADDITION = {"kind": "reasoning_gym", "task": "chain_sum", "size": 300, "license": "Apache-2.0", "settings": {"max_terms": 2, "max_digits": 2}}
+ADDITION = {
+    "kind": "reasoning_gym",
+    "task": "chain_sum",
+    "size": 300,
+    "license": "Apache-2.0",
+    "settings": {"max_terms": 2, "max_digits": 2},
+}
 
 
 def jsonl(path: Path, questions: list[str]) -> Path:
@@ -22,11 +28,16 @@ def jsonl(path: Path, questions: list[str]) -> Path:
 
 
 def tables(root: Path) -> dict[str, pd.DataFrame]:
-    return {split: pd.read_parquet(root / "data/prepared" / f"{split}.parquet") for split in ("train", "validation", "test")}
+    return {
+        split: pd.read_parquet(root / "data/prepared" / f"{split}.parquet")
+        for split in ("train", "validation", "test")
+    }
 
 
 def test_publishes_splits_counts_and_records_them(tree):
-    tree.params(prepare={"sources": [ADDITION, {**ADDITION, "name": "again"}]}, prompt={"template": "Sum: {question}"})
+    tree.params(
+        prepare={"sources": [ADDITION, {**ADDITION, "name": "again"}]}, prompt={"template": "Sum: {question}"}
+    )
     assert tree.run("prepare", prepare) == 0
     splits = tables(tree.root)
     counts = read_json(tree.root / "data/prepared/counts.json")
@@ -40,7 +51,12 @@ def test_publishes_splits_counts_and_records_them(tree):
     assert everything["prompt"].is_unique
     assert everything["prompt"].str.startswith("Sum: State the final").all()
     assert all(frame["id"].is_monotonic_increasing for frame in splits.values())
-    assert set(verify(tree.root / "data/prepared")["files"]) >= {"train.parquet", "validation.parquet", "test.parquet", "counts.json"}
+    assert set(verify(tree.root / "data/prepared")["files"]) >= {
+        "train.parquet",
+        "validation.parquet",
+        "test.parquet",
+        "counts.json",
+    }
     _, run = tree.record("prepare")
     assert run.data.metrics["duplicates"] == counts["duplicates"]
     assert {d.dataset.name for d in run.inputs.dataset_inputs} == {"train", "validation", "test"}
@@ -62,14 +78,27 @@ def test_braces_are_kept(tree):
     assert "What is {7} of {question}? {0}" in set(tables(tree.root)["train"]["prompt"])
 
 
-@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"{GSM8K} is not there (GRADELINE_SHARED names the folder around data/)")
+@pytest.mark.skipif(
+    not GSM8K.is_dir(), reason=f"{GSM8K} is not there (GRADELINE_SHARED names the folder around data/)"
+)
 def test_gsm8k_in_full(tree):
-    common = {"kind": "file", "answer_pattern": r"####\s*(.+)", "solution_remove": "<<[^>]*>>", "license": "MIT"}
-    sources = [{**common, "path": str(GSM8K / f"{split}.jsonl"), "split": split} for split in ("train", "test")]
+    common = {
+        "kind": "file",
+        "answer_pattern": r"####\s*(.+)",
+        "solution_remove": "<<[^>]*>>",
+        "license": "MIT",
+    }
+    sources = [
+        {**common, "path": str(GSM8K / f"{split}.jsonl"), "split": split} for split in ("train", "test")
+    ]
     tree.params(prepare={"sources": sources})
     assert tree.run("prepare", prepare) == 0
     splits = tables(tree.root)
-    assert {split: len(frame) for split, frame in splits.items()} == {"train": 7473, "validation": 0, "test": 1319}
+    assert {split: len(frame) for split, frame in splits.items()} == {
+        "train": 7473,
+        "validation": 0,
+        "test": 1319,
+    }
     question = json.loads((GSM8K / "train.jsonl").open().readline())["question"]
     row = splits["train"].set_index("prompt").loc[question]
     assert row["answer"] == "72"
@@ -99,12 +128,21 @@ def test_workspace_finds_the_files_of_its_home(tree, monkeypatch):
         ([{"kind": "file", "path": "none.jsonl"}], ["none.jsonl: no such file"]),
         ([{"kind": "file", "path": "empty.csv"}], ["empty.csv: the file is empty"]),
         ([{"kind": "file", "path": "bad.jsonl"}], ["bad.jsonl, line 2: not valid JSON"]),
-        ([{"kind": "file", "path": "a.jsonl", "answer_column": "key"}], ["a.jsonl, line 1: no column 'key'; it has 'question', 'answer'"]),
+        (
+            [{"kind": "file", "path": "a.jsonl", "answer_column": "key"}],
+            ["a.jsonl, line 1: no column 'key'; it has 'question', 'answer'"],
+        ),
         ([{"kind": "file", "path": "a.jsonl", "sha256": "00"}], ["a.jsonl: its sha256 is", "says 00"]),
-        ([{"kind": "reasoning_gym", "task": "chain_smu", "size": 9}], ["'chain_smu': unknown; did you mean 'chain_sum'"]),
+        (
+            [{"kind": "reasoning_gym", "task": "chain_smu", "size": 9}],
+            ["'chain_smu': unknown; did you mean 'chain_sum'"],
+        ),
         ([{**ADDITION, "size": 1}], ["is empty: 1 distinct questions"]),
         (
-            [{"kind": "file", "path": "a.jsonl", "split": "train"}, {"kind": "file", "path": "b.jsonl", "split": "test"}],
+            [
+                {"kind": "file", "path": "a.jsonl", "split": "train"},
+                {"kind": "file", "path": "b.jsonl", "split": "test"},
+            ],
             ["the question 'b?' is in split train", "a.jsonl", "and in split test", "b.jsonl"],
         ),
     ],

@@ -27,9 +27,18 @@ def estimate(value: float) -> dict[str, float]:
 
 def model(value: float, name: str, same_as: str | None = None) -> dict:
     metrics = {f"{kind}_at_{k}": estimate(value + 0.01 * k) for kind in ("pass", "maj") for k in (1, 4, 8)}
-    metrics |= {key: estimate(0.2) for key in ("accuracy_strict", "accuracy_lenient", "no_answer", "truncated")}
+    metrics |= {
+        key: estimate(0.2) for key in ("accuracy_strict", "accuracy_lenient", "no_answer", "truncated")
+    }
     metrics["mean_length"] = {"value": 12.34, "low": 11.0, "high": 13.0}
-    return {"digest": name * 8, "metrics": metrics, "samples": f"samples-{name}.parquet", "ungraded": 0, "same_as": same_as, "disabled": same_as is not None}
+    return {
+        "digest": name * 8,
+        "metrics": metrics,
+        "samples": f"samples-{name}.parquet",
+        "ungraded": 0,
+        "same_as": same_as,
+        "disabled": same_as is not None,
+    }
 
 
 def row(problem: int, sample: int, correct: bool, text: str) -> dict:
@@ -41,7 +50,9 @@ def row(problem: int, sample: int, correct: bool, text: str) -> dict:
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> Inputs:
-    rows = [row(p, s, correct=(p + s) % 2 == 0, text=f"{HOSTILE} {p}/{s}") for p in range(6) for s in range(3)]
+    rows = [
+        row(p, s, correct=(p + s) % 2 == 0, text=f"{HOSTILE} {p}/{s}") for p in range(6) for s in range(3)
+    ]
     for name in ("base", "rl"):
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / f"samples-{name}.parquet")
     return Inputs(
@@ -84,7 +95,12 @@ def test_the_page_needs_nothing_but_itself(inputs, tmp_path):
     html = (tmp_path / "out/index.html").read_text()
     page = Page(html)
     assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
-    sources = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href", "srcset")]
+    sources = [
+        value
+        for _, attributes in page.tags
+        for key, value in attributes.items()
+        if key in ("src", "href", "srcset")
+    ]
     assert sources
     assert all(value.startswith("data:image/png;base64,") for value in sources)
     assert not re.findall(r"url\(|@import|https?://", html)
@@ -103,8 +119,18 @@ def test_what_models_wrote_is_text_and_never_markup(inputs, tmp_path):
 def test_equal_inputs_give_equal_bytes(inputs, tmp_path):
     for name in ("first", "second"):
         write_report(inputs, ReportConfig(), tmp_path / name)
-    files = {p.relative_to(tmp_path / "first"): p.read_bytes() for p in (tmp_path / "first").rglob("*") if p.is_file()}
-    assert {Path("index.html"), Path("table.md"), Path("plots/pass_at_k.png"), Path("plots/maj_at_k.png"), Path("plots/rl_reward.png")} <= set(files)
+    files = {
+        p.relative_to(tmp_path / "first"): p.read_bytes()
+        for p in (tmp_path / "first").rglob("*")
+        if p.is_file()
+    }
+    assert {
+        Path("index.html"),
+        Path("table.md"),
+        Path("plots/pass_at_k.png"),
+        Path("plots/maj_at_k.png"),
+        Path("plots/rl_reward.png"),
+    } <= set(files)
     assert files == {path: (tmp_path / "second" / path).read_bytes() for path in files}
 
 
@@ -130,10 +156,19 @@ def test_the_table_holds_the_headline_metrics(inputs):
     assert lines[2] == "| Base | 0.110 [0.060, 0.160] | 0.180 [0.130, 0.230] | 0.180 [0.130, 0.230] |"
     assert lines[3].startswith("| SFT (off: same as Base) | 0.110")
     assert lines[4].startswith("| RL | 0.610")
-    assert gains(inputs.summary) == pytest.approx({f"gain/{name}": 0.5 for name in ("pass_at_1", "pass_at_8", "maj_at_8")})
+    assert gains(inputs.summary) == pytest.approx(
+        {f"gain/{name}": 0.5 for name in ("pass_at_1", "pass_at_8", "maj_at_8")}
+    )
 
 
-@pytest.mark.parametrize(("ks", "expected"), [([1, 2, 16], ["pass_at_1", "pass_at_16", "maj_at_16"]), ([4], ["pass_at_4", "maj_at_4"]), ([1], ["pass_at_1", "maj_at_1"])])
+@pytest.mark.parametrize(
+    ("ks", "expected"),
+    [
+        ([1, 2, 16], ["pass_at_1", "pass_at_16", "maj_at_16"]),
+        ([4], ["pass_at_4", "maj_at_4"]),
+        ([1], ["pass_at_1", "maj_at_1"]),
+    ],
+)
 def test_the_headline_takes_the_largest_k_where_8_was_not_evaluated(ks, expected):
     metrics = {f"{kind}_at_{k}": estimate(0.5) for kind in ("pass", "maj") for k in ks}
     assert [name for name, _ in headline({"k": ks, "models": {"base": {"metrics": metrics}}})] == expected
@@ -163,4 +198,6 @@ def test_the_stage_reports_what_the_other_stages_published(small_tree):
     gain = read_json(output / "metrics.json")["gain/pass_at_1"]
     assert gain == pytest.approx(evaluated["rl/pass_at_1"] - evaluated["base/pass_at_1"])
     assert "SFT is disabled" in (output / "index.html").read_text()
-    assert (output / "table.md").read_text() == table_markdown(read_json(small_tree.root / "data/evaluation/summary.json"))
+    assert (output / "table.md").read_text() == table_markdown(
+        read_json(small_tree.root / "data/evaluation/summary.json")
+    )

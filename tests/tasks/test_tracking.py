@@ -27,7 +27,11 @@ from tests.project import REPOSITORY, behave, dvc, git, set_params
 def runs(tree: Path, kind: str) -> list[Run]:
     """All runs of a kind, the newest first."""
     client, experiment = open_store(tree)
-    return list(client.search_runs([experiment], f"tags.`gradeline.kind` = '{kind}'", order_by=["attributes.start_time DESC"]))
+    return list(
+        client.search_runs(
+            [experiment], f"tags.`gradeline.kind` = '{kind}'", order_by=["attributes.start_time DESC"]
+        )
+    )
 
 
 def test_dvc_repro_alone_gives_one_finished_parent_with_every_stage_in_it(finished: Path) -> None:
@@ -61,7 +65,9 @@ def test_a_cached_output_is_traced_to_the_run_that_made_it(finished: Path) -> No
     parent.conclude(finished)
     parent.finish()
     tags = runs(finished, "pipeline")[0].data.tags
-    assert {name: tags[f"stage.{name}"] for name in STAGES} == {name: f"cached:{run_id}" for name, run_id in made.items()}
+    assert {name: tags[f"stage.{name}"] for name in STAGES} == {
+        name: f"cached:{run_id}" for name, run_id in made.items()
+    }
     (finished / OUTPUTS["rl"] / "manifest.json").write_text('{"files": {}}')
     assert origin(finished, "rl", parent.run_id) == "cached:unknown"
     (finished / OUTPUTS["rl"] / "manifest.json").unlink()
@@ -83,7 +89,9 @@ from tasks.tracking import Pipeline
 root = Path({str(project)!r})
 print(Pipeline.start(root, load_params(root / "params.yaml")).run_id)
 """
-    dead = subprocess.run([sys.executable, "-c", opens], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split()[-1]
+    dead = subprocess.run(
+        [sys.executable, "-c", opens], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.split()[-1]
     alive = Pipeline.start(project, Params())
     client, _ = open_store(project)
     assert client.get_run(dead).info.status == "KILLED"
@@ -120,7 +128,9 @@ def test_several_processes_may_create_the_store_at_once(project: Path) -> None:
     code = f"from pathlib import Path; from tasks.tracking import open_store; print(open_store(Path({str(project)!r}))[1])"
 
     def create(_: int) -> str:
-        done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     with ThreadPoolExecutor(3) as pool:

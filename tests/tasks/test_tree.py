@@ -45,11 +45,16 @@ with locked(Path({str(path)!r}), "a test"):
     time.sleep(600)
 """
     assert holder(path) is None
-    running = subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    running = subprocess.Popen(
+        [sys.executable, "-c", holding], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
     assert running.stdout is not None
     assert running.stdout.readline() == "held\n"
     assert holder(path) == running.pid
-    with pytest.raises(TreeBusy, match=rf"the same is already running here, pid {running.pid} "), locked(path, "the same"):
+    with (
+        pytest.raises(TreeBusy, match=rf"the same is already running here, pid {running.pid} "),
+        locked(path, "the same"),
+    ):
         pass
     running.kill()
     running.wait()

@@ -32,7 +32,13 @@ LIMITS = {
 def rows(first: int, number: int) -> list[dict[str, str]]:
     """Sums of distinct numbers: prompts of 5 to 7 characters, completions of 2 to 3."""
     return [
-        {"id": f"{i:04d}", "prompt": f"{i} + 5", "completion": str(i + 5), "answer": str(i + 5), "source": "sums"}
+        {
+            "id": f"{i:04d}",
+            "prompt": f"{i} + 5",
+            "completion": str(i + 5),
+            "answer": str(i + 5),
+            "source": "sums",
+        }
         for i in range(first, first + number)
     ]
 
@@ -46,7 +52,9 @@ def frame(records: list[dict[str, str]]) -> pd.DataFrame:
 
 
 def params(**changes: dict) -> Params:
-    return parse_params({key: {**LIMITS.get(key, {}), **changes.get(key, {})} for key in LIMITS | changes}, "test")
+    return parse_params(
+        {key: {**LIMITS.get(key, {}), **changes.get(key, {})} for key in LIMITS | changes}, "test"
+    )
 
 
 def examine(frames: dict[str, pd.DataFrame], settings: Params, folder: Path) -> list[str]:
@@ -62,10 +70,20 @@ def test_measures_are_those_counted_by_hand():
     settings = params()
     frames = {split: frame(records) for split, records in splits().items()}
     frames["test"].loc[0, ["prompt", "answer"]] = ["10 + 5", "1"]
-    measure(frames, PromptRenderer(character_tokenizer("0123456789+ "), settings.prompt), load_reward("math", settings.rewards), settings)
+    measure(
+        frames,
+        PromptRenderer(character_tokenizer("0123456789+ "), settings.prompt),
+        load_reward("math", settings.rewards),
+        settings,
+    )
     row = frames["test"].iloc[0]
     # "10 + 5" is 6 characters, "45" is 2 and its end token 1; RL may add 16.
-    assert (row["prompt_tokens"], row["completion_tokens"], row["sequence_tokens"], row["rollout_tokens"]) == (6, 3, 9, 22)
+    assert (
+        row["prompt_tokens"],
+        row["completion_tokens"],
+        row["sequence_tokens"],
+        row["rollout_tokens"],
+    ) == (6, 3, 9, 22)
     assert (row["grade"], row["other_split"]) == ("wrong", "train")
     assert frames["train"]["other_split"].notna().sum() == 1
     assert set(frames["train"]["grade"]) == {"right"}
@@ -91,32 +109,58 @@ def replaced(split: str, index: int, **cells: object) -> dict[str, pd.DataFrame]
         (
             replaced("train", 3, prompt="13 + 5" + " " * 11),
             {},
-            ["split train: expect_column_values_to_be_between of column prompt_tokens", "max_value 16", "1 of 20 rows", "id '0013', prompt_tokens 17"],
+            [
+                "split train: expect_column_values_to_be_between of column prompt_tokens",
+                "max_value 16",
+                "1 of 20 rows",
+                "id '0013', prompt_tokens 17",
+            ],
         ),
         (
             replaced("test", 0, completion="the sum is 45"),
             {},
-            ["split test: expect_column_values_to_be_between of column completion_tokens", "max_value 4", "id '0040', completion_tokens 14"],
+            [
+                "split test: expect_column_values_to_be_between of column completion_tokens",
+                "max_value 4",
+                "id '0040', completion_tokens 14",
+            ],
         ),
         (
             replaced("test", 0),
             {"rl": {"max_completion_length": 27}},
-            ["split test: expect_column_values_to_be_between of column rollout_tokens", "max_value 32", "5 of 5 rows", "rollout_tokens 33"],
+            [
+                "split test: expect_column_values_to_be_between of column rollout_tokens",
+                "max_value 32",
+                "5 of 5 rows",
+                "rollout_tokens 33",
+            ],
         ),
         (
             replaced("test", 0, completion=" " * 28 + "45"),
             {"validate": {"max_completion_tokens": 40}},
-            ["split test: expect_column_values_to_be_between of column sequence_tokens", "max_value 32", "sequence_tokens 37"],
+            [
+                "split test: expect_column_values_to_be_between of column sequence_tokens",
+                "max_value 32",
+                "sequence_tokens 37",
+            ],
         ),
         (
             replaced("train", 1, answer="17"),
             {},
-            ["split train: expect_column_values_to_be_in_set of column grade", "1 of 20 rows", "id '0011', grade 'wrong'", "completion '16', answer '17'"],
+            [
+                "split train: expect_column_values_to_be_in_set of column grade",
+                "1 of 20 rows",
+                "id '0011', grade 'wrong'",
+                "completion '16', answer '17'",
+            ],
         ),
         (
             replaced("test", 1, prompt="12 + 5"),
             {},
-            ["split train: expect_column_values_to_be_null of column other_split", "id '0012', other_split 'test', prompt '12 + 5'"],
+            [
+                "split train: expect_column_values_to_be_null of column other_split",
+                "id '0012', other_split 'test', prompt '12 + 5'",
+            ],
         ),
         (
             replaced("train", 1, id="0010"),
@@ -126,7 +170,11 @@ def replaced(split: str, index: int, **cells: object) -> dict[str, pd.DataFrame]
         (
             replaced("train", 2, answer=None),
             {},
-            ["split train: expect_column_values_to_not_be_null of column answer", "1 of 20 rows", "id '0012', answer None, prompt '12 + 5'"],
+            [
+                "split train: expect_column_values_to_not_be_null of column answer",
+                "1 of 20 rows",
+                "id '0012', answer None, prompt '12 + 5'",
+            ],
         ),
         (
             replaced("train", 2, source=" "),
@@ -160,7 +208,10 @@ def test_lacking_column_and_wrong_type(tmp_path):
     frames = replaced("train", 0)
     frames["train"] = frames["train"].drop(columns="source").assign(answer=range(20))
     failures = examine(frames, params(), tmp_path)
-    assert ["expect_table_columns_to_match_set" in failures[0], "of column answer (type_ str): found int64" in failures[1]] == [True, True]
+    assert [
+        "expect_table_columns_to_match_set" in failures[0],
+        "of column answer (type_ str): found int64" in failures[1],
+    ] == [True, True]
     assert len(failures) == 2
 
 
@@ -175,7 +226,13 @@ def test_unusable_files(tmp_path):
 @pytest.fixture
 def ready(tree):
     """A tree with a small model and prepared data."""
-    shape = ScratchModelConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=CONTEXT)
+    shape = ScratchModelConfig(
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=CONTEXT,
+    )
     with publishing(tree.root / "data/models/base") as folder:
         bring_model(ModelConfig(source="scratch", scratch=shape), 1, folder)
     publish(tree, {split: frame(records) for split, records in splits().items()})
@@ -193,10 +250,16 @@ def test_stage_publishes_equal_bytes_in_any_process(ready):
     assert ready.run("validate", validate) == 0
     output = ready.root / "data/reports/validation"
     assert {"report.json", "metrics.json", "data_docs/index.html"} <= set(verify(output)["files"])
-    assert read_json(output / "metrics.json") == {"accepted_answers": 1.0, "max_completion_tokens": 3.0, "max_prompt_tokens": 6.0}
+    assert read_json(output / "metrics.json") == {
+        "accepted_answers": 1.0,
+        "max_completion_tokens": 3.0,
+        "max_prompt_tokens": 6.0,
+    }
     first = output_digest(output)
     environment = os.environ | {"PYTHONHASHSEED": "7"}
-    subprocess.run([sys.executable, "-m", "tasks.validate"], cwd=ready.root, env=environment, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "tasks.validate"], cwd=ready.root, env=environment, check=True, timeout=120
+    )
     assert output_digest(output) == first
 
 

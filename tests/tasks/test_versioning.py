@@ -27,11 +27,15 @@ def test_the_order_of_stages_is_one_of_the_graph() -> None:
     edges = dag(REPOSITORY)
     assert {name for edge in edges for name in edge} == set(STAGES)
     assert all(STAGES.index(before) < STAGES.index(after) for before, after in edges)
-    assert edges == {(before, after) for after, needed in versioning.upstream(REPOSITORY).items() for before in needed}
+    assert edges == {
+        (before, after) for after, needed in versioning.upstream(REPOSITORY).items() for before in needed
+    }
 
 
 def test_each_stage_publishes_the_folder_that_the_graph_says() -> None:
-    assert {name: stage["outs"] for name, stage in versioning.stages(REPOSITORY).items()} == {n: [o] for n, o in OUTPUTS.items()}
+    assert {name: stage["outs"] for name, stage in versioning.stages(REPOSITORY).items()} == {
+        n: [o] for n, o in OUTPUTS.items()
+    }
 
 
 def test_the_projects_own_dvc_settings_are_those_given_to_new_projects() -> None:
@@ -53,7 +57,9 @@ def test_dvc_is_initialised_where_it_is_not_without_touching_the_index(project: 
 
 
 def test_before_the_first_run_every_stage_says_so(project: Path) -> None:
-    assert [(stage.state, stage.reasons) for stage in versioning.plan(project)] == [("stale", ["has not run here yet"])] * 7
+    assert [(stage.state, stage.reasons) for stage in versioning.plan(project)] == [
+        ("stale", ["has not run here yet"])
+    ] * 7
 
 
 def test_what_changed_is_named_and_what_depends_on_it_waits(finished: Path) -> None:
@@ -61,7 +67,11 @@ def test_what_changed_is_named_and_what_depends_on_it_waits(finished: Path) -> N
     set_params(finished, rl__beta=0.04)
     plan = {stage.name: stage for stage in versioning.plan(finished)}
     assert plan["rl"].reasons == ["rl.beta: 0.0 → 0.04"]
-    assert states(finished) == dict.fromkeys(STAGES[:4], "cached") | {"rl": "stale", "evaluate": "downstream", "report": "downstream"}
+    assert states(finished) == dict.fromkeys(STAGES[:4], "cached") | {
+        "rl": "stale",
+        "evaluate": "downstream",
+        "report": "downstream",
+    }
     set_params(finished, rl__beta=0.0)
     (finished / "tasks" / "sft.py").write_text("# nothing\n")
     shutil.rmtree(finished / OUTPUTS["report"])

@@ -22,7 +22,13 @@ def everything(root: Path) -> tuple[str, str, str, str, dict[str, bytes]]:
     names = git(root, "ls-files", "--cached", "--others", "--exclude-standard").split()
     files = {name: (root / name).read_bytes() for name in names if (root / name).is_file()}
     index = git(root, "ls-files", "--stage")
-    return git(root, "status", "--porcelain"), index, git(root, "stash", "list"), git(root, "rev-parse", "HEAD"), files
+    return (
+        git(root, "status", "--porcelain"),
+        index,
+        git(root, "stash", "list"),
+        git(root, "rev-parse", "HEAD"),
+        files,
+    )
 
 
 def test_contains_uncommitted_and_untracked_work_and_leaves_it_alone(project: Path) -> None:
@@ -116,11 +122,16 @@ with claimed(Path({str(project)!r}), name=sys.argv[1] or None):
     time.sleep(600)
 """
     for name in ("busy", ""):
-        running = subprocess.Popen([sys.executable, "-c", holder, name], cwd=project, stdout=subprocess.PIPE, text=True)
+        running = subprocess.Popen(
+            [sys.executable, "-c", holder, name], cwd=project, stdout=subprocess.PIPE, text=True
+        )
         try:
             assert running.stdout is not None
             assert running.stdout.readline() == "held\n"
-            with pytest.raises(TreeBusy, match=f"pid {running.pid}"), workspaces.claimed(project, name=name or None):
+            with (
+                pytest.raises(TreeBusy, match=f"pid {running.pid}"),
+                workspaces.claimed(project, name=name or None),
+            ):
                 pass
             if name:
                 assert [one.pid for one in workspaces.workspaces(project)] == [running.pid]
@@ -138,7 +149,9 @@ with claimed(Path({str(project)!r}), name=sys.argv[1] or None):
 def test_prune_removes_all_of_it(project: Path) -> None:
     with workspaces.claimed(project, "small", ["seed=3"], "gone") as tree:
         pass
-    assert [(one.name, one.recipe, one.overrides) for one in workspaces.workspaces(project)] == [("gone", "small", ["seed=3"])]
+    assert [(one.name, one.recipe, one.overrides) for one in workspaces.workspaces(project)] == [
+        ("gone", "small", ["seed=3"])
+    ]
     workspaces.prune(project, "gone")
     assert not tree.exists()
     assert workspaces.workspaces(project) == []
@@ -148,9 +161,15 @@ def test_prune_removes_all_of_it(project: Path) -> None:
 
 
 def test_refuses_what_it_can_not_use(project: Path) -> None:
-    with pytest.raises(ConfigError, match=r"recipe 'tinny'.*there: small"), workspaces.claimed(project, "tinny"):
+    with (
+        pytest.raises(ConfigError, match=r"recipe 'tinny'.*there: small"),
+        workspaces.claimed(project, "tinny"),
+    ):
         pass
-    with pytest.raises(ConfigError, match="did you mean 'beta'"), workspaces.claimed(project, overrides=["rl.betta=1"]):
+    with (
+        pytest.raises(ConfigError, match="did you mean 'beta'"),
+        workspaces.claimed(project, overrides=["rl.betta=1"]),
+    ):
         pass
     for name in ("../out", "a/b", ".hidden", "x..y", "x.lock"):
         with pytest.raises(ConfigError, match="workspace name"), workspaces.claimed(project, name=name):

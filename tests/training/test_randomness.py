@@ -7,7 +7,9 @@ from training.randomness import batch_indices, derive_seed, generator
 
 
 def test_every_argument_changes_the_seed():
-    seeds = {derive_seed(*a) for a in [(1, "a"), (2, "a"), (1, "b"), (1, "a", 1), (1, "a", 0, 1), (1, "a", 1, 1)]}
+    seeds = {
+        derive_seed(*a) for a in [(1, "a"), (2, "a"), (1, "b"), (1, "a", 1), (1, "a", 0, 1), (1, "a", 1, 1)]
+    }
     assert len(seeds) == 6
     assert all(0 <= s < 2**63 for s in seeds)
 
@@ -17,7 +19,10 @@ def test_seeds_are_the_same_everywhere_and_always():
     import hashlib
 
     key = b"7\x1frl/sample\x1f3\x1f5"
-    assert derive_seed(7, "rl/sample", 3, 5) == int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") // 2
+    assert (
+        derive_seed(7, "rl/sample", 3, 5)
+        == int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") // 2
+    )
     assert np.array_equal(generator(7, "x", 1).random(3), generator(7, "x", 1).random(3))
 
 

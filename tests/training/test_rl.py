@@ -19,7 +19,17 @@ def digit_sum(prompts, completions, **columns):
     return [float(sum(int(c) for c in text if c.isdigit())) for text in completions]
 
 
-def make(tokenizer, tmp_path, model=None, reference=None, recorder=None, reward=None, lora=None, problems=8, **settings):
+def make(
+    tokenizer,
+    tmp_path,
+    model=None,
+    reference=None,
+    recorder=None,
+    reward=None,
+    lora=None,
+    problems=8,
+    **settings,
+):
     model = model or small_model()
     defaults = {
         "num_steps": 3,
@@ -67,7 +77,15 @@ def test_a_step_equals_a_plain_reimplementation(tokenizer, tmp_path, loss_type, 
     """One completion at a time, full logits, no sharing, no micro-batches: same loss, KL and gradient."""
     reference = small_model(seed=3) if beta else None
     optimizer = OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9)
-    trainer = make(tokenizer, tmp_path, reference=reference, loss_type=loss_type, beta=beta, temperature=0.9, optimizer=optimizer)
+    trainer = make(
+        tokenizer,
+        tmp_path,
+        reference=reference,
+        loss_type=loss_type,
+        beta=beta,
+        temperature=0.9,
+        optimizer=optimizer,
+    )
     rollout = trainer.roll_out(0)
     gradient, metrics = capture_gradient(trainer, rollout)
 
@@ -75,7 +93,9 @@ def test_a_step_equals_a_plain_reimplementation(tokenizer, tmp_path, loss_type, 
     lengths = [len(c.ids) for c in rollout.completions]
     loss, kl_sum = 0.0, 0.0
     for i, completion in enumerate(rollout.completions):
-        group = torch.tensor([rollout.scores.total[j] for j in range(len(lengths)) if j // 4 == i // 4], dtype=torch.float64)
+        group = torch.tensor(
+            [rollout.scores.total[j] for j in range(len(lengths)) if j // 4 == i // 4], dtype=torch.float64
+        )
         advantage = (rollout.scores.total[i] - group.mean()) / (group.std() + 1e-6)
         prompt = list(rollout.problems[i // 4].prompt_ids)
         ids = torch.tensor([prompt + completion.ids])
@@ -126,7 +146,13 @@ def test_true_old_logprobs_when_a_rollout_is_used_twice(tokenizer, tmp_path):
 
 
 def test_lora_starts_at_its_reference_and_learns(tokenizer, tmp_path):
-    trainer = make(tokenizer, tmp_path, lora=LoraConfig(enabled=True, r=4), beta=0.1, model=small_model(dtype=torch.float32))
+    trainer = make(
+        tokenizer,
+        tmp_path,
+        lora=LoraConfig(enabled=True, r=4),
+        beta=0.1,
+        model=small_model(dtype=torch.float32),
+    )
     before = {n: p.clone() for n, p in trainer.policy.parameters.items()}
     first, *_ = trainer.update(trainer.roll_out(0), 0)
     assert first["kl"] == 0
@@ -158,7 +184,13 @@ def test_reward_rises(tokenizer, tmp_path):
 
 def test_a_run_killed_anywhere_resumes_to_the_same_bytes(tokenizer, tmp_path):
     settings = {"num_steps": 5, "checkpoint_every": 1, "beta": 0.1}
-    whole = make(tokenizer, tmp_path / "whole", model=small_model(dtype=torch.float32), reference=small_model(dtype=torch.float32), **settings)
+    whole = make(
+        tokenizer,
+        tmp_path / "whole",
+        model=small_model(dtype=torch.float32),
+        reference=small_model(dtype=torch.float32),
+        **settings,
+    )
     history = whole.train()
     for stop in range(1, 5):
 

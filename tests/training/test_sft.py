@@ -18,14 +18,18 @@ EXAMPLES = [Tree([3 + i % 5, 4], [[5 + i % 7, 6, 1]]) for i in range(12)]
 def train(model, tmp_path, examples=EXAMPLES, **settings):
     config = SFTConfig(**({"num_steps": 4, "batch_size": 6, "checkpoint_every": 100} | settings))
     policy = Policy(model, LoraConfig(), 1)
-    return train_sft(policy, examples, config, seed=1, pad_id=0, checkpoints=tmp_path, recorder=NullRecorder())
+    return train_sft(
+        policy, examples, config, seed=1, pad_id=0, checkpoints=tmp_path, recorder=NullRecorder()
+    )
 
 
 def test_one_step_equals_plain_torch(tmp_path):
     """Packing, masks and the token mean against unpacked cross-entropy and torch's AdamW."""
     ours, theirs = small_model(dtype=torch.float32), small_model(dtype=torch.float32)
     optimizer_config = OptimizerConfig(learning_rate=1e-3, schedule="constant", weight_decay=0.1)
-    history = train(ours, tmp_path, num_steps=1, batch_size=12, optimizer=optimizer_config, micro_batch_tokens=17)
+    history = train(
+        ours, tmp_path, num_steps=1, batch_size=12, optimizer=optimizer_config, micro_batch_tokens=17
+    )
     losses = []
     for tree in EXAMPLES:
         ids = torch.tensor([tree.prefix + tree.branches[0]])
@@ -62,7 +66,15 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path):
 
     config = SFTConfig(num_steps=5, batch_size=6, checkpoint_every=2)
     with pytest.raises(KeyboardInterrupt):
-        train_sft(Policy(resumed, LoraConfig(), 1), EXAMPLES, config, seed=1, pad_id=0, checkpoints=tmp_path / "b", recorder=Killed())
+        train_sft(
+            Policy(resumed, LoraConfig(), 1),
+            EXAMPLES,
+            config,
+            seed=1,
+            pad_id=0,
+            checkpoints=tmp_path / "b",
+            recorder=Killed(),
+        )
     fresh = small_model(dtype=torch.float32)
     assert train(fresh, tmp_path / "b", num_steps=5, checkpoint_every=2) == history
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), fresh.parameters(), strict=True))

@@ -47,7 +47,9 @@ def test_a_full_disk_leaves_the_old_folder(tmp_path):
 
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True
+    ).returncode:
         pytest.skip("mounting a tmpfs is not allowed here")
     try:
         publish(disk / "out", a="1")

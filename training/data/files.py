@@ -45,7 +45,9 @@ def download(url: str, folder: Path) -> Path:
             expected = response.headers["Content-Length"]
     except urllib.error.HTTPError as error:
         if 400 <= error.code < 500 and error.code != 429:
-            raise BadInput(f"{url}: the server answered {error.code} {error.reason}; give the URL of a file it serves") from None
+            raise BadInput(
+                f"{url}: the server answered {error.code} {error.reason}; give the URL of a file it serves"
+            ) from None
         raise
     if expected is not None and partial.stat().st_size != int(expected):
         raise OSError(f"{url}: got {partial.stat().st_size} of {expected} bytes; the connection broke off")
@@ -61,9 +63,13 @@ def read_records(path: Path, columns: Collection[str], name: str | None = None) 
     name = name or str(path)
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if suffix not in _READERS:
-        raise BadInput(f"{name}: can't tell the format from {path.name!r}; accepted endings are .jsonl, .json, .csv (also with .gz) and .parquet")
+        raise BadInput(
+            f"{name}: can't tell the format from {path.name!r}; accepted endings are .jsonl, .json, .csv (also with .gz) and .parquet"
+        )
     if not path.is_file():
-        raise BadInput(f"{name}: {'is a folder' if path.is_dir() else 'no such file'}; give the path or URL of a data file")
+        raise BadInput(
+            f"{name}: {'is a folder' if path.is_dir() else 'no such file'}; give the path or URL of a data file"
+        )
     if path.stat().st_size == 0:
         raise BadInput(f"{name}: the file is empty; at least one row is needed")
     return _READERS[suffix](path, columns, name)
@@ -139,7 +145,9 @@ def _lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
             for number, raw in enumerate(file, 1):
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{name}, line {number}: not UTF-8: {error.reason} at byte {error.start} of the line") from None
+        raise BadInput(
+            f"{name}, line {number}: not UTF-8: {error.reason} at byte {error.start} of the line"
+        ) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadInput(f"{name}: not a whole gzip file (damaged after line {number}): {error}") from None
 
@@ -153,14 +161,18 @@ def _parse(text: str, place: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if "\n" in text.rstrip("\n") else ""
-        raise BadInput(f"{place}{line}: not valid JSON: {error.msg} at column {error.colno}: {_excerpt(error.doc, error.pos)}") from None
+        raise BadInput(
+            f"{place}{line}: not valid JSON: {error.msg} at column {error.colno}: {_excerpt(error.doc, error.pos)}"
+        ) from None
     except RecursionError:
         raise BadInput(f"{place}: not valid JSON: nested too deeply") from None
 
 
 def _object(record: Any, columns: Collection[str], place: str) -> dict[str, Any]:
     if not isinstance(record, dict):
-        raise BadInput(f"{place}: a JSON {type(record).__name__}, expected an object with {', '.join(map(repr, columns))}")
+        raise BadInput(
+            f"{place}: a JSON {type(record).__name__}, expected an object with {', '.join(map(repr, columns))}"
+        )
     require_columns(columns, record, place)
     return record
 

@@ -31,7 +31,9 @@ def read_examples(source: SourceConfig, seed: int, file: Path | None = None) -> 
     `seed` makes reasoning-gym problems unless the source has its own; `file` is the local copy of a file
     source (default: its path as it stands). Raises BadInput naming the file, line or row, column and value.
     """
-    columns = {source.question_column, source.answer_column} | ({source.solution_column} if source.solution_column else set())
+    columns = {source.question_column, source.answer_column} | (
+        {source.solution_column} if source.solution_column else set()
+    )
     ordered = sorted(columns)
     if source.kind == "reasoning_gym":
         records = _reasoning_gym(source, seed, ordered)
@@ -70,7 +72,9 @@ def _text(record: dict[str, Any], column: str, place: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise BadInput(f"{place}: column {column!r} holds {value[error.start]!r}, half of a surrogate pair, which is no character") from None
+            raise BadInput(
+                f"{place}: column {column!r} holds {value[error.start]!r}, half of a surrogate pair, which is no character"
+            ) from None
         return text
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise BadInput(f"{place}: column {column!r} is null; every row needs a text or a number")
@@ -78,14 +82,18 @@ def _text(record: dict[str, Any], column: str, place: str) -> str:
         return str(int(value))
     if isinstance(value, int | float | Decimal):
         return str(value)
-    raise BadInput(f"{place}: column {column!r} holds a {type(value).__name__}, {_short(value)}; accepted: a text or a number")
+    raise BadInput(
+        f"{place}: column {column!r} holds a {type(value).__name__}, {_short(value)}; accepted: a text or a number"
+    )
 
 
 def _extract(pattern: re.Pattern[str], text: str, column: str, place: str) -> str:
     match = pattern.search(text)
     answer = (match[1] or "").strip() if match else ""
     if not answer:
-        raise BadInput(f"{place}: answer_pattern {pattern.pattern!r} finds no answer in column {column!r}, {_short(text)}")
+        raise BadInput(
+            f"{place}: answer_pattern {pattern.pattern!r} finds no answer in column {column!r}, {_short(text)}"
+        )
     return answer
 
 
@@ -97,11 +105,17 @@ def _reasoning_gym(source: SourceConfig, seed: int, columns: Collection[str]) ->
     task = str(source.task)
     if task not in DATASETS:
         close = difflib.get_close_matches(task, DATASETS, n=1, cutoff=0.0)[0]
-        raise BadInput(f"reasoning_gym task {task!r}: unknown; did you mean {close!r}? It knows {len(DATASETS)} tasks, reasoning_gym.factory.DATASETS lists them")
-    settings = [field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in ("seed", "size")]
+        raise BadInput(
+            f"reasoning_gym task {task!r}: unknown; did you mean {close!r}? It knows {len(DATASETS)} tasks, reasoning_gym.factory.DATASETS lists them"
+        )
+    settings = [
+        field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in ("seed", "size")
+    ]
     for name in source.settings:
         if name not in settings:
-            raise BadInput(f"reasoning_gym task {task!r}: unknown setting {name!r}; accepted: {', '.join(settings)}")
+            raise BadInput(
+                f"reasoning_gym task {task!r}: unknown setting {name!r}; accepted: {', '.join(settings)}"
+            )
     try:
         seed = seed if source.seed is None else source.seed
         dataset = reasoning_gym.create_dataset(task, size=source.size, seed=seed, **source.settings)
@@ -120,7 +134,9 @@ def _hub(source: SourceConfig, columns: Collection[str]) -> Iterator[Record]:
     import datasets
 
     try:
-        dataset = datasets.load_dataset(source.path, source.config, split=source.hub_split, revision=source.revision)
+        dataset = datasets.load_dataset(
+            source.path, source.config, split=source.hub_split, revision=source.revision
+        )
     except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
         raise BadInput(
             f"hub data set {source.path!r} (config {source.config!r}, split {source.hub_split!r}, revision {source.revision!r}): {error}"

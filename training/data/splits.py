@@ -112,7 +112,11 @@ def _refuse_empty(division: Division, sources: list[SourceConfig], shares: Split
         return
     counts = division.counts()
     number = sum(counts[split, index] for split in SPLITS for index in automatic)
-    wanted = {"train": 1 - shares.validation - shares.test, "validation": shares.validation, "test": shares.test}
+    wanted = {
+        "train": 1 - shares.validation - shares.test,
+        "validation": shares.validation,
+        "test": shares.test,
+    }
     for split, share in wanted.items():
         if share > 0 and not any(counts[split, index] for index in range(len(sources))):
             labels = ", ".join(f"prepare.sources.{index} ({sources[index].label})" for index in automatic)

@@ -19,7 +19,9 @@ SCHEMA = pa.schema([pa.field(name, pa.string(), nullable=False) for name in COLU
 _ROW_GROUP = 16_384
 
 
-def write_table(path: Path, rows: Iterable[tuple[str, Row]], sources: Sequence[str], prompt: PromptConfig) -> None:
+def write_table(
+    path: Path, rows: Iterable[tuple[str, Row]], sources: Sequence[str], prompt: PromptConfig
+) -> None:
     """Write (id, row) pairs in their order; `sources` are the sources' names by number.
 
     Equal rows give equal bytes. Memory: one row group.
@@ -37,9 +39,15 @@ def write_table(path: Path, rows: Iterable[tuple[str, Row]], sources: Sequence[s
                 )
                 for key, row in group
             ]
-            writer.write_table(pa.table([pa.array(column, pa.string()) for column in zip(*records, strict=True)], schema=SCHEMA))
+            writer.write_table(
+                pa.table(
+                    [pa.array(column, pa.string()) for column in zip(*records, strict=True)], schema=SCHEMA
+                )
+            )
 
 
 def fill(template: str, **fields: str) -> str:
     """Put the fields' texts where `{name}` stands, all at once: braces in the texts, or other braces, stay as they are."""
-    return re.sub(r"\{(" + "|".join(map(re.escape, fields)) + r")\}", lambda match: fields[match[1]], template)
+    return re.sub(
+        r"\{(" + "|".join(map(re.escape, fields)) + r")\}", lambda match: fields[match[1]], template
+    )

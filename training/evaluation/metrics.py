@@ -108,7 +108,9 @@ def summarize(scores: Sequence[dict[str, float]], seed: int, resamples: int) -> 
     tail = (1 - CONFIDENCE) / 2
     low_M, high_M = np.quantile(draws_BM, [tail, 1 - tail], axis=0)
     means_M = values_PM.mean(axis=0)
-    return {name: Estimate(float(means_M[j]), float(low_M[j]), float(high_M[j])) for j, name in enumerate(names)}
+    return {
+        name: Estimate(float(means_M[j]), float(low_M[j]), float(high_M[j])) for j, name in enumerate(names)
+    }
 
 
 def _check_sizes(n: int, k: int) -> None:

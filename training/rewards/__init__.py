@@ -37,7 +37,9 @@ def load_reward(name: str, config: RewardsConfig) -> Reward:
         return FormatReward(config.format.pattern)
     module_name, separator, function = name.partition(":")
     if not separator:
-        raise BadInput(f"reward {name!r}: unknown; accepted: {', '.join(BUILT_IN)}, or package.module:function")
+        raise BadInput(
+            f"reward {name!r}: unknown; accepted: {', '.join(BUILT_IN)}, or package.module:function"
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -74,7 +76,9 @@ class RewardSum:
         for name, function in zip(self.names, self.functions, strict=True):
             values = function(prompts=prompts, completions=completions, **columns)
             if len(values) != len(completions):
-                raise BadInput(f"reward {name!r}: returned {len(values)} values for {len(completions)} completions")
+                raise BadInput(
+                    f"reward {name!r}: returned {len(values)} values for {len(completions)} completions"
+                )
             parts[name] = [None if v is None or v != v else float(v) for v in values]
         total: list[float | None] = []
         for row in zip(*parts.values(), strict=True):

@@ -16,7 +16,9 @@ class FormatReward:
         try:
             self.pattern = re.compile(pattern, re.DOTALL)
         except re.error as error:
-            raise BadInput(f"rewards.format.pattern = {pattern!r}: not a regular expression: {error}") from None
+            raise BadInput(
+                f"rewards.format.pattern = {pattern!r}: not a regular expression: {error}"
+            ) from None
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float | None]:
         return [float(self.pattern.fullmatch(text) is not None) for text in completions]

@@ -34,7 +34,9 @@ class MathReward:
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
 
-    def __call__(self, prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float | None]:
+    def __call__(
+        self, prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: Any
+    ) -> list[float | None]:
         found = [extract_answer(text) for text in completions]
         return self.equal(found, answer)
 
@@ -107,7 +109,20 @@ def _quick(found: str | None, answer: str) -> float | None:
 def _tidy(text: str) -> str:
     text = text.strip().strip("$").strip()
     text = re.sub(r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}", r"\1", text)
-    for piece in ("\\left", "\\right", "\\!", "\\,", "\\ ", "\\;", "^{\\circ}", "^\\circ", "\\%", "%", "\\$", "$"):
+    for piece in (
+        "\\left",
+        "\\right",
+        "\\!",
+        "\\,",
+        "\\ ",
+        "\\;",
+        "^{\\circ}",
+        "^\\circ",
+        "\\%",
+        "%",
+        "\\$",
+        "$",
+    ):
         text = text.replace(piece, "")
     text = _FRACTION.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)

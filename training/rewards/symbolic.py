@@ -67,7 +67,9 @@ def serve() -> None:
     with ProcessPool(WORKERS, context=multiprocessing.get_context("fork")) as pool:
         for line in sys.stdin:
             request = json.loads(line)
-            futures = [pool.schedule(_equal, args=pair, timeout=request["timeout"]) for pair in request["pairs"]]
+            futures = [
+                pool.schedule(_equal, args=pair, timeout=request["timeout"]) for pair in request["pairs"]
+            ]
             answers.write(json.dumps([_result(future) for future in futures]) + "\n")
             answers.flush()
         pool.stop()
@@ -88,4 +90,3 @@ def _result(future: object) -> float | None:
     except Exception as error:  # a worker that died, or input that math-verify can't take
         print(f"math reward: not compared: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return None
-

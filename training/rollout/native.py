@@ -53,9 +53,13 @@ class NativeEngine:
         device = self.model.device
         groups = [(prompt, len(list(same))) for prompt, same in groupby(r.prompt_ids for r in requests)]
         prompts = [prompt for prompt, _ in groups]
-        rows = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([n for _, n in groups])).to(device)
+        rows = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([n for _, n in groups])).to(
+            device
+        )
         uniforms = torch.from_numpy(
-            np.stack([np.random.Generator(np.random.Philox(r.seed)).random(sampling.max_tokens) for r in requests])
+            np.stack(
+                [np.random.Generator(np.random.Philox(r.seed)).random(sampling.max_tokens) for r in requests]
+            )
         ).to(device)
 
         logits, cache, mask, lengths = self._prefill(prompts)
@@ -84,7 +88,10 @@ class NativeEngine:
                 cache.batch_select_indices(keep)
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
             logits = self.model(
-                input_ids=token[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache
+                input_ids=token[:, None],
+                attention_mask=mask,
+                position_ids=position[:, None],
+                past_key_values=cache,
             ).logits[:, -1]
             position = position + 1
         lengths_out, ended = count.tolist(), stopped.tolist()
@@ -93,7 +100,9 @@ class NativeEngine:
             for i, n in enumerate(lengths_out)
         ]
 
-    def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
+    def _prefill(
+        self, prompts: list[tuple[int, ...]]
+    ) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
         """Left-padded prompts through the model: next-token logits [P, V], cache, mask [P, L], lengths [P]."""
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -113,7 +122,9 @@ class NativeEngine:
         return output.logits[:, -1], cache, mask, mask.sum(1)
 
 
-def sample(logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(
+    logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row by inverting the cumulative distribution at `uniforms`. [B, V], [B] -> ids [B], logprobs [B].
 
     The log-probability is that of the tempered full distribution, also under top_p.

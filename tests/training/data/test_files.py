@@ -52,7 +52,11 @@ def test_places_are_lines_or_rows(tmp_path):
     lines = [place for place, _ in read_records(write(tmp_path / "a.jsonl", ROWS), COLUMNS, "mine")]
     assert lines == ["mine, line 1", "mine, line 2", "mine, line 3"]
     # The first CSV record spans lines 2 and 3 of the file.
-    assert [place[-6:] for place, _ in read_records(write(tmp_path / "a.csv", ROWS), COLUMNS)] == ["line 3", "line 4", "line 5"]
+    assert [place[-6:] for place, _ in read_records(write(tmp_path / "a.csv", ROWS), COLUMNS)] == [
+        "line 3",
+        "line 4",
+        "line 5",
+    ]
 
 
 def test_byte_order_mark_and_blank_lines_are_skipped(tmp_path):
@@ -97,11 +101,15 @@ def test_empty_file(tmp_path, name):
         ("c.jsonl", b'{"question": "q", "answer": "1"}\n\n{"question": "\xff"}\n', "line 3: not UTF-8"),
         ("a.json", b'[{"question": "q"},\n{"question" "r"}]', "line 2: not valid JSON"),
         ("b.json", b'{"question": "q"}', "holds a JSON dict, expected a list"),
-        ("a.csv", b'question,answer\nq,1\nq2\n', "line 3: 1 fields, the header has 2"),
+        ("a.csv", b"question,answer\nq,1\nq2\n", "line 3: 1 fields, the header has 2"),
         ("b.csv", b'question,answer\nq,1\n"q2" x,2\n', "line 3: not valid CSV"),
         ("a.parquet", b"PAR1 and then nothing", "not a whole parquet file"),
         ("a.jsonl.gz", b"not gzip", "not a whole gzip file"),
-        ("b.jsonl.gz", gzip.compress(b'{"question": "q", "answer": "1"}\n' * 9)[:-9], "not a whole gzip file"),
+        (
+            "b.jsonl.gz",
+            gzip.compress(b'{"question": "q", "answer": "1"}\n' * 9)[:-9],
+            "not a whole gzip file",
+        ),
     ],
 )
 def test_malformed(tmp_path, name, content, expected):
@@ -126,7 +134,9 @@ def test_truncated_parquet(tmp_path):
 def server(tmp_path) -> Iterator[tuple[str, Path]]:
     folder = tmp_path / "served"
     folder.mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder))) as http:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder))
+    ) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{http.server_port}", folder
         http.shutdown()

@@ -31,7 +31,9 @@ def bad(config: SourceConfig) -> str:
 
 
 def test_reasoning_gym_answers_are_right():
-    config = source(kind="reasoning_gym", task="chain_sum", size=50, settings={"min_terms": 2, "max_terms": 2})
+    config = source(
+        kind="reasoning_gym", task="chain_sum", size=50, settings={"min_terms": 2, "max_terms": 2}
+    )
     examples = list(read_examples(config, seed=3))
     assert len(examples) == 50
     for example in examples:
@@ -56,7 +58,9 @@ def test_reasoning_gym_metadata_is_a_column():
 
 
 def test_unknown_task_names_the_nearest():
-    assert "'chain_smu': unknown; did you mean 'chain_sum'" in bad(source(kind="reasoning_gym", task="chain_smu", size=1))
+    assert "'chain_smu': unknown; did you mean 'chain_sum'" in bad(
+        source(kind="reasoning_gym", task="chain_smu", size=1)
+    )
 
 
 def test_unknown_and_refused_settings():
@@ -73,7 +77,13 @@ def test_pattern_solution_and_numbers(tmp_path):
         {"q": " 2 * 3? ", "a": "2 * 3 = <<2*3=6>>6\n#### 6"},
         {"q": "1 + 1?", "a": "#### 1,002 "},
     )
-    config = source(path=str(path), question_column="q", answer_column="a", answer_pattern=r"####\s*(.+)", solution_remove="<<[^>]*>>")
+    config = source(
+        path=str(path),
+        question_column="q",
+        answer_column="a",
+        answer_pattern=r"####\s*(.+)",
+        solution_remove="<<[^>]*>>",
+    )
     assert list(read_examples(config, seed=1)) == [
         Example("2 * 3?", "2 * 3 = 6\n#### 6", "6"),
         Example("1 + 1?", "#### 1,002", "1,002"),
@@ -97,7 +107,10 @@ def test_size_limits_the_rows_read(tmp_path):
         ({"question": "q", "answer": float("nan")}, "column 'answer' is null"),
         ({"question": "q", "answer": "  "}, "column 'answer' is empty"),
         ({"question": None, "answer": "1"}, "column 'question' is null"),
-        ({"question": "q", "answer": ["1"]}, "column 'answer' holds a list, ['1']; accepted: a text or a number"),
+        (
+            {"question": "q", "answer": ["1"]},
+            "column 'answer' holds a list, ['1']; accepted: a text or a number",
+        ),
         ({"question": "q\ud800", "answer": "1"}, "column 'question' holds '\\ud800'"),
     ],
 )
@@ -113,13 +126,17 @@ def test_null_in_parquet_names_the_row(tmp_path):
 
 
 def test_pattern_that_finds_nothing_names_the_row(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "r", "answer": "none"})
+    path = jsonl(
+        tmp_path / "a.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "r", "answer": "none"}
+    )
     message = bad(source(path=str(path), answer_pattern=r"####\s*(.+)"))
     assert "line 2" in message
     assert "finds no answer in column 'answer', 'none'" in message
 
 
-@pytest.mark.parametrize(("pattern", "expected"), [("(", "is not a regular expression"), ("####", "has no group")])
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [("(", "is not a regular expression"), ("####", "has no group")]
+)
 def test_pattern_is_checked_before_any_reading(pattern, expected):
     with pytest.raises(ValidationError, match=expected):
         source(path="a.jsonl", answer_pattern=pattern)
@@ -137,7 +154,9 @@ def hub(tmp_path, monkeypatch) -> Path:
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set").mkdir()
-    jsonl(tmp_path / "set" / "train.jsonl", {"question": "q", "answer": "1"}, {"question": "r", "answer": "2"})
+    jsonl(
+        tmp_path / "set" / "train.jsonl", {"question": "q", "answer": "1"}, {"question": "r", "answer": "2"}
+    )
     return tmp_path / "set"
 
 
@@ -157,12 +176,18 @@ def test_hub_needs_a_revision():
         source(kind="hub", path="openai/gsm8k")
 
 
-@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"{GSM8K} is not there (GRADELINE_SHARED names the folder around data/)")
+@pytest.mark.skipif(
+    not GSM8K.is_dir(), reason=f"{GSM8K} is not there (GRADELINE_SHARED names the folder around data/)"
+)
 @pytest.mark.parametrize(("name", "rows"), [("train", 7473), ("test", 1319)])
 def test_gsm8k_in_full(name, rows):
-    config = source(path=str(GSM8K / f"{name}.jsonl"), answer_pattern=r"####\s*(.+)", solution_remove="<<[^>]*>>")
+    config = source(
+        path=str(GSM8K / f"{name}.jsonl"), answer_pattern=r"####\s*(.+)", solution_remove="<<[^>]*>>"
+    )
     examples = list(read_examples(config, seed=1))
     assert len(examples) == rows
     assert all(example.solution.endswith(f"#### {example.answer}") for example in examples)
     assert not any("<<" in example.solution for example in examples)
-    assert all(float(example.answer.replace(",", "")) == int(example.answer.replace(",", "")) for example in examples)
+    assert all(
+        float(example.answer.replace(",", "")) == int(example.answer.replace(",", "")) for example in examples
+    )

@@ -35,7 +35,10 @@ def test_other_rows_and_their_order_move_nothing(extra, random):
     base = QUESTIONS[::2]
     mixed = base + [question for question in extra if question not in base]
     random.shuffle(mixed)
-    before, after = divide([(source(), examples(*base))], SHARES), divide([(source(), examples(*mixed))], SHARES)
+    before, after = (
+        divide([(source(), examples(*base))], SHARES),
+        divide([(source(), examples(*mixed))], SHARES),
+    )
     assert members(before).items() <= members(after).items()
     for split in SPLITS:
         kept = [key for key, row in after.split(split) if row.question in base]
@@ -54,8 +57,15 @@ def test_another_test_share_never_moves_validation(question, validation, test, o
 def test_no_question_is_in_two_splits_and_every_row_is_accounted_for(lists, explicit):
     """Any number of sources, one of them with a split of its own; three more keep every split from being empty."""
     lists = [*lists, ["t?"], ["v?"], ["s?"]]
-    splits = ["test" if i == explicit else "auto" for i in range(len(lists) - 3)] + ["train", "validation", "test"]
-    division = divide([(source(split), examples(*questions)) for split, questions in zip(splits, lists, strict=True)], SHARES)
+    splits = ["test" if i == explicit else "auto" for i in range(len(lists) - 3)] + [
+        "train",
+        "validation",
+        "test",
+    ]
+    division = divide(
+        [(source(split), examples(*questions)) for split, questions in zip(splits, lists, strict=True)],
+        SHARES,
+    )
     rows = [row for split in SPLITS for _, row in division.split(split)]
     assert {row.question for row in rows} == {question for questions in lists for question in questions}
     assert len({row.question for row in rows}) == len(rows)
@@ -84,14 +94,19 @@ def test_spacing_and_unicode_composition_make_no_new_question():
 
 
 def test_auto_source_leaves_a_held_out_question_where_it_is():
-    division = divide([(source(), examples(*QUESTIONS)), (source("test", "b"), examples(*QUESTIONS[:50]))], SHARES)
+    division = divide(
+        [(source(), examples(*QUESTIONS)), (source("test", "b"), examples(*QUESTIONS[:50]))], SHARES
+    )
     assert all(division.rows[question_key(question)].split == "test" for question in QUESTIONS[:50])
     assert division.duplicates == {0: 50}
 
 
 def test_question_in_train_and_test_names_it_and_both_sources():
     with pytest.raises(BadInput) as caught:
-        divide([(source("train", "one"), examples("a?", "b?")), (source("test", "two"), examples("b?", "c?"))], SHARES)
+        divide(
+            [(source("train", "one"), examples("a?", "b?")), (source("test", "two"), examples("b?", "c?"))],
+            SHARES,
+        )
     message = str(caught.value)
     assert "'b?'" in message
     assert "split train (prepare.sources.0, file:one.jsonl)" in message

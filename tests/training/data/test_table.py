@@ -9,7 +9,9 @@ from training.data.table import COLUMNS, fill, write_table
 
 
 def rows(number: int) -> list[tuple[str, Row]]:
-    return [(f"{i:08x}", Row("train", i % 2, f"What is {{{i}}}?", f"it is {i}", str(i))) for i in range(number)]
+    return [
+        (f"{i:08x}", Row("train", i % 2, f"What is {{{i}}}?", f"it is {i}", str(i))) for i in range(number)
+    ]
 
 
 def test_round_trip_and_equal_bytes(tmp_path):
@@ -36,7 +38,10 @@ def test_an_empty_split_keeps_its_columns(tmp_path):
 
 @given(st.text(), st.text())
 def test_texts_are_filled_in_as_they_are(solution, answer):
-    assert fill("{answer}|{solution}|{other}", solution=solution, answer=answer) == f"{answer}|{solution}|{{other}}"
+    assert (
+        fill("{answer}|{solution}|{other}", solution=solution, answer=answer)
+        == f"{answer}|{solution}|{{other}}"
+    )
 
 
 def test_braces_in_a_question_are_no_fields():

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from training.evaluation.metrics import Graded, maj_at_k, pass_at_k, problem_scores, summarize
 
-GOLDEN = os.environ.get("REFERENCE_VALUES", str(Path(__file__).parents[4] / "shared" / "golden" / "rl_math.json"))
+GOLDEN = os.environ.get(
+    "REFERENCE_VALUES", str(Path(__file__).parents[4] / "shared" / "golden" / "rl_math.json")
+)
 
 
 def golden_cases() -> list[dict]:
@@ -35,7 +37,9 @@ def majority_share(votes: Counter, correct: set[str]) -> Fraction:
 
 def brute_force_majority(answers: list[str | None], correct: set[str], k: int) -> Fraction:
     subsets = list(combinations(answers, k))
-    return sum((majority_share(Counter(a for a in s if a is not None), correct) for s in subsets), Fraction(0)) / len(subsets)
+    return sum(
+        (majority_share(Counter(a for a in s if a is not None), correct) for s in subsets), Fraction(0)
+    ) / len(subsets)
 
 
 def counted_majority(right: int, wrong: tuple[int, int], silent: int, k: int) -> Fraction:
@@ -43,7 +47,12 @@ def counted_majority(right: int, wrong: tuple[int, int], silent: int, k: int) ->
     sixths = 0
     for a, b, c in product(range(right + 1), range(wrong[0] + 1), range(wrong[1] + 1)):
         if a and a >= max(b, c) and 0 <= k - a - b - c <= silent:
-            ways = math.comb(right, a) * math.comb(wrong[0], b) * math.comb(wrong[1], c) * math.comb(silent, k - a - b - c)
+            ways = (
+                math.comb(right, a)
+                * math.comb(wrong[0], b)
+                * math.comb(wrong[1], c)
+                * math.comb(silent, k - a - b - c)
+            )
             sixths += ways * 6 // (1 + (b == a) + (c == a))
     return Fraction(sixths, 6 * math.comb(right + sum(wrong) + silent, k))
 
@@ -80,7 +89,12 @@ def test_pass_at_k_by_hand(n: int, c: int, k: int, expected: float):
         (["A", None, None], {"A"}, 3, 1.0),  # silence is no vote
         ([None, None], {"A"}, 2, 0.0),  # nobody voted, nobody wins
         (["A", None], {"A"}, 1, 1 / 2),
-        (["A", "A", "B", "B", "C"], {"A"}, 3, (3 + 0 + 4 / 3) / 10),  # AAx wins 3 of 10; BBx none; 4 of ABC a third each
+        (
+            ["A", "A", "B", "B", "C"],
+            {"A"},
+            3,
+            (3 + 0 + 4 / 3) / 10,
+        ),  # AAx wins 3 of 10; BBx none; 4 of ABC a third each
         (["B", "B"], {"A"}, 1, 0.0),
     ],
 )
@@ -95,7 +109,9 @@ def test_maj_at_k_by_hand(answers: list[str | None], correct: set[str], k: int, 
 )
 def test_estimators_are_the_mean_over_all_subsets(answers, correct, data):
     k = data.draw(st.integers(1, len(answers)))
-    assert maj_at_k(answers, correct, k) == pytest.approx(float(brute_force_majority(answers, correct, k)), abs=1e-12)
+    assert maj_at_k(answers, correct, k) == pytest.approx(
+        float(brute_force_majority(answers, correct, k)), abs=1e-12
+    )
     c = sum(answer in correct for answer in answers)
     hits = [any(answers[i] in correct for i in subset) for subset in combinations(range(len(answers)), k)]
     assert pass_at_k(len(answers), c, k) == pytest.approx(sum(hits) / len(hits), abs=1e-12)
@@ -104,7 +120,9 @@ def test_estimators_are_the_mean_over_all_subsets(answers, correct, data):
 @pytest.mark.parametrize("k", [1, 2, 64, 129, 255, 256])
 def test_maj_at_k_is_exact_for_256_samples(k: int):
     answers = ["A"] * 105 + ["B"] * 108 + ["C"] * 7 + [None] * 36
-    assert maj_at_k(answers, {"A"}, k) == pytest.approx(float(counted_majority(105, (108, 7), 36, k)), abs=1e-11)
+    assert maj_at_k(answers, {"A"}, k) == pytest.approx(
+        float(counted_majority(105, (108, 7), 36, k)), abs=1e-11
+    )
 
 
 def test_maj_at_k_with_256_different_answers_and_with_thousands_of_samples():
@@ -145,7 +163,9 @@ def test_impossible_sizes_are_refused(n: int, c: int, k: int):
             maj_at_k(["A"] * n, {"A"}, k)
 
 
-def sample(vote: str | None, correct: bool = False, strict: bool = False, truncated: bool = False, length: int = 4) -> Graded:
+def sample(
+    vote: str | None, correct: bool = False, strict: bool = False, truncated: bool = False, length: int = 4
+) -> Graded:
     return Graded(vote, correct, strict, truncated, length)
 
 

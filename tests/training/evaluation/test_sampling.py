@@ -24,7 +24,12 @@ def completion(text: str, stops: bool = True) -> Completion:
 
 
 def test_a_row_says_what_was_sampled_and_how_it_was_graded():
-    completions = [completion("7"), completion("it is 8"), completion("4.0", stops=False), completion("no idea")]
+    completions = [
+        completion("7"),
+        completion("it is 8"),
+        completion("4.0", stops=False),
+        completion("no idea"),
+    ]
     rows = Judge(RewardsConfig(), needs_format=False).rows(PROBLEMS, completions, RENDERER)
     assert [(row["id"], row["sample"]) for row in rows] == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1)]
     assert [row["completion"] for row in rows] == ["7", "it is 8", "4.0", "no idea"]
@@ -48,7 +53,9 @@ def test_strict_asks_for_the_format_where_the_recipe_rewards_it():
 
 
 def test_a_sample_without_verdict_is_ungraded_and_not_right(tmp_path, monkeypatch):
-    (tmp_path / "never_sure.py").write_text("def grade(prompts, completions, **columns):\n    return [None for _ in completions]\n")
+    (tmp_path / "never_sure.py").write_text(
+        "def grade(prompts, completions, **columns):\n    return [None for _ in completions]\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     rewards = RewardsConfig(grader="never_sure:grade", math=MathRewardConfig())
     [row] = Judge(rewards, needs_format=False).rows(PROBLEMS[:1], [completion("7")], RENDERER)

@@ -88,7 +88,11 @@ def test_votes_for_the_same_number_are_one_vote():
 
 @needs_shared
 def test_gsm8k_reference_solutions_are_accepted_and_other_answers_rejected():
-    rows = [json.loads(line) for name in ("train", "test") for line in (SHARED / f"gsm8k/{name}.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for name in ("train", "test")
+        for line in (SHARED / f"gsm8k/{name}.jsonl").read_text().splitlines()
+    ]
     answers = [row["answer"].rpartition("####")[2].strip() for row in rows]
     reward = load_reward("math", RewardsConfig())
     right = reward(prompts=[""] * len(rows), completions=[row["answer"] for row in rows], answer=answers)

@@ -14,7 +14,9 @@ def short(prompts, completions, **columns):
 
 
 def test_a_weighted_sum_leaves_out_what_does_not_apply():
-    rewards = RewardSum(["format", f"{__name__}:half"], [2.0, 4.0], RewardsConfig(format=FormatRewardConfig(pattern="a+")))
+    rewards = RewardSum(
+        ["format", f"{__name__}:half"], [2.0, 4.0], RewardsConfig(format=FormatRewardConfig(pattern="a+"))
+    )
     scores = rewards.score(["", "", ""], ["aa", "b", ""])
     assert scores.total == [4.0, 2.0, 0.0]
     assert scores.parts == {"format": [1.0, 0.0, 0.0], f"{__name__}:half": [0.5, 0.5, None]}
@@ -26,7 +28,11 @@ def test_nothing_applicable_is_none_not_zero():
 
 def test_r1_format():
     reward = load_reward("format", RewardsConfig())
-    texts = ["<think>a\nb</think> <answer>3</answer>", "<answer>3</answer>", "<think>a</think><answer>3</answer> bye"]
+    texts = [
+        "<think>a\nb</think> <answer>3</answer>",
+        "<answer>3</answer>",
+        "<think>a</think><answer>3</answer> bye",
+    ]
     assert reward(prompts=[""] * 3, completions=texts) == [1.0, 0.0, 0.0]
 
 

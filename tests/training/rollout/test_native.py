@@ -36,7 +36,9 @@ def test_completions_end_with_the_end_token_or_are_truncated(model):
         assert len(c.ids) == len(c.logprobs) <= 8
         assert (c.ids[-1] in {1, 2}) == (c.finish_reason == "stop")
         assert not {1, 2} & set(c.ids[:-1])
-    assert any(len(c.ids) == 8 and c.finish_reason == "stop" for c in completions), "an end token in the last place ends"
+    assert any(len(c.ids) == 8 and c.finish_reason == "stop" for c in completions), (
+        "an end token in the last place ends"
+    )
 
 
 def test_an_end_token_at_once_is_a_completion(model):
@@ -78,4 +80,6 @@ def test_weights_are_taken_over(model):
     engine = NativeEngine(model, {1})
     engine.load_weights(other.named_parameters())
     ours = engine.generate(requests(1), Sampling(1.0, 6))
-    assert [c.ids for c in ours] == [c.ids for c in NativeEngine(other, {1}).generate(requests(1), Sampling(1.0, 6))]
+    assert [c.ids for c in ours] == [
+        c.ids for c in NativeEngine(other, {1}).generate(requests(1), Sampling(1.0, 6))
+    ]

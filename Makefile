@@ -1,6 +1,7 @@
 # `make run` and `make test` create the environment when it is missing; they need Python 3.11+, make and git.
 VENV ?= .venv
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell command -v $(p)),$(p))))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST ?= $(BIN)/python -m pytest
@@ -14,7 +15,7 @@ help: ## list the targets
 setup: $(READY) ## create the environment
 
 $(READY): pyproject.toml requirements/base.txt requirements/model.txt
-	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.11 or newer is needed, $(PYTHON) is {sys.version.split()[0]}; set PYTHON=" if sys.version_info < (3, 11) else 0)'
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; set PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --requirement requirements/base.txt

@@ -1,8 +1,7 @@
 """Stages: one module each, run as `python -m tasks.<stage>` by DVC, the flow and the command line alike.
 
 Importing this package sets defaults for the libraries, unless the environment says otherwise: telemetry off,
-no pickles from MLflow, no progress bars that a log can't show, and threads that wait without spinning, since a
-machine that is shared loses many times more to spinning than an idle one gains.
+no pickles from MLflow, no progress bars that a log can't show.
 """
 
 import os
@@ -16,8 +15,8 @@ DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "TQDM_DISABLE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
     "GIT_PYTHON_REFRESH": "quiet",
     "TOKENIZERS_PARALLELISM": "false",
 }

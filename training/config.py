@@ -76,7 +76,7 @@ class PromptConfig(Section):
     chat_template: str | None = None
     """Jinja chat template instead of the tokenizer's own; `none` feeds the user message as plain text."""
     completion: str = "{solution}"
-    """Reference completion for SFT; `{solution}` and `{answer}` stand for the row's fields."""
+    """Reference completion for SFT; `{question}`, `{solution}` and `{answer}` stand for the row's fields."""
 
     @model_validator(mode="after")
     def _needs_question(self) -> PromptConfig:

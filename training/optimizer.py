@@ -10,7 +10,10 @@ from training.config import OptimizerConfig
 
 
 def build_optimizer(parameters: list[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW over the trainable parameters."""
+    """Fused AdamW over the trainable parameters, whose gradients start as zeros, so that a step in which nothing
+    is learnt is the same step wherever a run was resumed."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
     beta1, beta2 = config.betas
     return torch.optim.AdamW(
         parameters,

@@ -131,7 +131,11 @@ class RLTrainer:
         return Rollout(problems, completions, texts, scores, seconds)
 
     def update(self, rollout: Rollout, step: int) -> tuple[dict[str, float], torch.Tensor, dict[str, float]]:
-        """Take the step's optimizer steps; returns (metrics, advantages [B], seconds)."""
+        """Take the step's optimizer steps; returns (metrics, advantages [B], seconds).
+
+        Entropy, clip ratios and KL are means over the tokens that were computed: without a KL term, those of
+        groups with an advantage; a step without any has none of these metrics.
+        """
         config, started = self.config, time.monotonic()
         batch = self._batch(rollout)
         groups = list(range(len(rollout.problems)))
@@ -139,16 +143,19 @@ class RLTrainer:
         old = None if on_policy else self._logprobs(self.policy.model, batch, groups)
         ref = self._reference_logprobs(batch, groups)
         referenced = time.monotonic()
-        totals: dict[str, float] = {}
+        totals = {"loss": 0.0}
         norms: list[float] = []
         updates = config.num_iterations * config.num_minibatches
         for number in range(updates):
             minibatch = groups[number % config.num_minibatches :: config.num_minibatches]
-            weights, num_tokens = batch.weights(minibatch, config)
+            weights = batch.weights(minibatch, config)
+            # a group without spread adds nothing to the gradient, unless the KL term looks at it
+            taught = [g for g in minibatch if config.beta or batch.teaches(g)]
+            num_tokens = sum(int((weights[g] > 0).sum()) for g in taught)
             for micro in split_by_tokens(
-                [batch.trees[g].num_tokens for g in minibatch], config.micro_batch_tokens
+                [batch.trees[g].num_tokens for g in taught], config.micro_batch_tokens
             ):
-                part = self._backward(batch, [minibatch[i] for i in micro], weights, num_tokens, old, ref)
+                part = self._backward(batch, [taught[i] for i in micro], weights, num_tokens, old, ref)
                 for name, value in part.items():
                     totals[name] = totals.get(name, 0.0) + value / updates
             rate = learning_rate(config.optimizer, step * updates + number, config.num_steps * updates)
@@ -263,8 +270,13 @@ class Batch:
         lengths = torch.tensor([len(b) for b in self.trees[group].branches])
         return self.advantages[start : start + self.group_size].repeat_interleave(lengths)
 
-    def weights(self, groups: list[int], config: RLConfig) -> tuple[dict[int, torch.Tensor], int]:
-        """Loss weight of each branch token by group, normalised over `groups`, and the tokens in the loss."""
+    def teaches(self, group: int) -> bool:
+        """Whether any completion of the group has an advantage."""
+        start = group * self.group_size
+        return bool(self.advantages[start : start + self.group_size].any())
+
+    def weights(self, groups: list[int], config: RLConfig) -> dict[int, torch.Tensor]:
+        """Loss weight of each branch token by group, normalised over `groups`."""
         lengths = torch.tensor([[len(b) for b in self.trees[g].branches] for g in groups]).flatten()
         keep = torch.cat([self.keep[g * self.group_size : (g + 1) * self.group_size] for g in groups])
         mask = (torch.arange(int(lengths.max())) < lengths[:, None]) & keep[:, None]
@@ -273,7 +285,7 @@ class Batch:
         for position, group in enumerate(groups):
             rows = range(position * self.group_size, (position + 1) * self.group_size)
             found[group] = torch.cat([dense[r, : lengths[r]] for r in rows])
-        return found, int(mask.sum())
+        return found
 
 
 def rollout_metrics(rollout: Rollout, config: RLConfig) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """The loop as a whole against a plain, unoptimised step, and the laws every step keeps."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -219,6 +221,30 @@ def test_ungraded_completions_are_counted_and_teach_nothing(tokenizer, tmp_path)
     assert history[0]["rewards/math/failures"] == 8
     assert history[0]["frac_reward_zero_std"] == 1
     assert history[0]["grad_norm"] == 0
+
+
+def solved_for_the_first_prompt(prompts, completions, **columns):
+    return [
+        1.0 if p == prompts[0] else r for p, r in zip(prompts, digit_sum(prompts, completions), strict=True)
+    ]
+
+
+def test_a_group_without_spread_is_not_computed_and_changes_nothing(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, reward=solved_for_the_first_prompt, prompts_per_step=3)
+    rollout = trainer.roll_out(0)
+    skipped, metrics = capture_gradient(trainer, rollout)
+    everything = make(tokenizer, tmp_path, reward=solved_for_the_first_prompt, prompts_per_step=3)
+    everything._batch = lambda rollout: replace_advantage(trainer._batch(rollout), 1e-30)
+    full, full_metrics = capture_gradient(everything, rollout)
+    torch.testing.assert_close(skipped, full, rtol=0, atol=1e-7)
+    assert metrics["loss"] == pytest.approx(full_metrics["loss"], abs=1e-9)
+    assert metrics["entropy"] != full_metrics["entropy"], "the first group's tokens were left out"
+
+
+def replace_advantage(batch, value):
+    """The batch with its zero advantages made just not zero."""
+    advantages = torch.where(batch.advantages == 0, value, batch.advantages)
+    return dataclasses.replace(batch, advantages=advantages)
 
 
 def test_a_data_set_smaller_than_a_step_is_refused(tokenizer, tmp_path):

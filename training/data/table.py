@@ -33,7 +33,7 @@ def write_table(
                 (
                     key,
                     fill(prompt.template, question=row.question),
-                    fill(prompt.completion, solution=row.solution, answer=row.answer),
+                    fill(prompt.completion, question=row.question, solution=row.solution, answer=row.answer),
                     row.answer,
                     sources[row.source],
                 )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from tasks.stage import Stage, resolve_model, run_stage
 from training.checkpoint import history_text
+from training.critic import Critic
+from training.experience import Problem
 from training.models import end_token_ids, load_model, load_tokenizer, pick_device, save_model, set_threads
 from training.policy import Policy
 from training.prompts import PromptRenderer
 from training.rewards import RewardSum
-from training.rl import Problem, RLTrainer
+from training.rl import RLTrainer
 from training.rollout.native import NativeEngine
 
 
@@ -42,6 +46,11 @@ def rl(stage: Stage) -> None:
     model = load_model(start, device)
     policy = Policy(model, config.lora, params.seed)
     reference = load_model(start, device) if config.beta and not policy.has_adapters else None
+    critic = None
+    if config.advantage_estimator == "gae":
+        shared = config.value_model == "trunk"
+        critic = Critic(model if shared else load_model(start, device), shared)
+    stage.run.table("models", held(policy=model, reference=reference, value=critic))
     trainer = RLTrainer(
         policy,
         reference,
@@ -56,6 +65,7 @@ def rl(stage: Stage) -> None:
         pad_id=tokenizer.pad_token_id or 0,
         checkpoints=stage.scratch / "checkpoints",
         recorder=stage.run,
+        critic=critic,
     )
     history = trainer.train()
     metrics = {
@@ -66,6 +76,31 @@ def rl(stage: Stage) -> None:
     with stage.publish(metrics) as folder:
         save_model(policy.merged(), tokenizer, folder)
         (folder / "history.jsonl").write_text(history_text(history))
+        if critic is not None:
+            critic.save(folder / "critic")
+
+
+def held(**models: Any) -> list[dict[str, Any]]:
+    """The models that the run holds in memory: parameters and size of the weights, each counted once."""
+    counted: set[int] = set()
+    rows = []
+    for name, model in models.items():
+        if model is None:
+            continue
+        modules = (
+            [model.head, *([] if model.shared else [model.trunk])] if isinstance(model, Critic) else [model]
+        )
+        tensors = [p for module in modules for p in module.parameters() if id(p) not in counted]
+        counted |= {id(p) for p in tensors}
+        rows.append(
+            {
+                "model": name,
+                "parameters": sum(p.numel() for p in tensors),
+                "trained": sum(p.numel() for p in tensors if p.requires_grad and name != "reference"),
+                "weights_gib": sum(p.numel() * p.element_size() for p in tensors) / 2**30,
+            }
+        )
+    return rows
 
 
 if __name__ == "__main__":

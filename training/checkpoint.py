@@ -20,20 +20,28 @@ KEEP = 2
 
 
 class Checkpoints:
-    """Checkpoints of one training run in `folder`; `parameters` are the trained tensors by name."""
+    """Checkpoints of one training run in `folder`; `parameters` are the tensors that change, by name.
+
+    Each is looked up in the optimizer that trains it; one that none trains (a moving reference) has no moments.
+    """
 
     def __init__(
-        self, folder: Path, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
+        self, folder: Path, parameters: dict[str, torch.nn.Parameter], *optimizers: torch.optim.Optimizer
     ) -> None:
         self.folder = folder
         self.parameters = parameters
-        self.optimizer = optimizer
+        self.state: dict[torch.nn.Parameter, Any] = {
+            parameter: optimizer.state
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
 
     def save(self, step: int, history: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> None:
         """Write the state after `step` steps and drop all but the last two checkpoints."""
         tensors = {f"parameter.{name}": p.detach().cpu().contiguous() for name, p in self.parameters.items()}
         for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
+            for key, value in self.state.get(parameter, {}).get(parameter, {}).items():
                 tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
         with publishing(self.folder / f"step-{step:06d}") as folder:
             save_file(tensors, folder / "state.safetensors")
@@ -64,9 +72,10 @@ class Checkpoints:
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"parameter.{name}"])
                 keys = [k for k in ("step", "exp_avg", "exp_avg_sq") if f"{k}.{name}" in tensors]
-                self.optimizer.state[parameter] = {
-                    k: tensors[f"{k}.{name}"].to(parameter.device if k != "step" else "cpu") for k in keys
-                }
+                if keys:
+                    self.state[parameter][parameter] = {
+                        k: tensors[f"{k}.{name}"].to(parameter.device if k != "step" else "cpu") for k in keys
+                    }
 
     def _folders(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))

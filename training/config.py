@@ -188,6 +188,15 @@ class FormatRewardConfig(Section):
     """Regular expression that the whole completion must match (`.` matches line ends too)."""
 
 
+class OverlongRewardConfig(Section):
+    """Settings of the `overlong` reward (DAPO, arXiv:2503.14476 eq. 13)."""
+
+    max_length: Count = 64
+    """Tokens from which on a completion scores -1."""
+    buffer: Count = 16
+    """Tokens before max_length over which the score falls from 0 to -1."""
+
+
 class RewardsConfig(Section):
     """Rules that grade completions; RL adds them up, evaluation uses the grader."""
 
@@ -197,6 +206,8 @@ class RewardsConfig(Section):
     """How `math` compares answers."""
     format: FormatRewardConfig = FormatRewardConfig()
     """What `format` asks for."""
+    overlong: OverlongRewardConfig = OverlongRewardConfig()
+    """From which length on `overlong` punishes."""
 
 
 class LoraConfig(Section):
@@ -261,42 +272,96 @@ class SFTConfig(Section):
 
 
 class RLConfig(Section):
-    """Reinforcement learning from graded completions (GRPO: Shao et al. 2024, arXiv:2402.03300)."""
+    """Reinforcement learning from graded completions; an algorithm is a choice on these switches.
+
+    GRPO (Shao et al. 2024, arXiv:2402.03300) is the default; docs/algorithms.md lists the others' rows.
+    """
 
     enabled: bool = True
-    """False: the stage writes a reference to the SFT model instead of weights."""
+    """False: the stage writes a reference to the model it would start from instead of weights."""
     num_steps: Count = 20
     """Rollout steps; each samples prompts_per_step x num_generations completions."""
     prompts_per_step: Count = 8
     """Distinct prompts in a rollout."""
-    num_generations: Annotated[int, Field(ge=2)] = 8
-    """Completions per prompt: the group whose mean is the baseline (at least 2)."""
+    num_generations: Count = 8
+    """Completions per prompt: the group whose mean is the baseline (at least 2, unless a value model is)."""
     max_prompt_length: Count = 256
     """Longest rendered prompt, in tokens; a longer one is refused by validate."""
     max_completion_length: Count = 64
     """Longest completion, in tokens; one cut off there is called truncated."""
     temperature: PositiveReal = 1.0
     """Sampling temperature; log-probabilities are those of the tempered distribution."""
+
     reward_funcs: Annotated[list[str], Field(min_length=1)] = ["math"]
-    """Rewards to add up: `math`, `format`, or a function of your own as `package.module:function`."""
+    """Rewards to add up: `math`, `format`, `overlong`, or a function of your own as `package.module:function`."""
     reward_weights: list[Real] | None = None
     """One weight for each of reward_funcs; null means 1.0 each."""
+    missing_eos_penalty: Annotated[Real, Field(ge=0)] = 0.0
+    """Taken off the reward of a completion that was truncated."""
+    dynamic_sampling_rounds: Annotated[int, Field(ge=0)] = 0
+    """Further prompts sampled, in rounds of prompts_per_step, to replace groups without spread (DAPO); 0 keeps them."""
+
+    advantage_estimator: Literal["group", "rloo", "reinforce_plus_plus", "gae"] = "group"
+    """Baseline and scale: the group's mean and std (GRPO), leave-one-out, batch-whitened, or a value model (PPO)."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """group: what the advantage is divided by: the group's std, the batch's std, or nothing."""
+    gamma: Fraction = 1.0
+    """gae: discount per token."""
+    lam: Fraction = 0.95
+    """gae: λ, from one-step errors (0) to whole returns (1)."""
+    whiten_rewards: bool = False
+    """gae: scale the per-token rewards to unit variance first."""
+
     beta: Annotated[Real, Field(ge=0)] = 0.0
-    """Weight of the KL penalty against the reference in the loss (k3 estimator); 0 loads no reference."""
+    """Coefficient of the KL penalty against the reference; 0 loads no reference."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the penalty sits: in the loss (GRPO) or in the reward, per token with gae (PPO)."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """How KL is estimated from samples; null means k3 in the loss and k1 in the reward."""
+    kl_target: PositiveReal | None = None
+    """KL (nats a token) that PPO's controller adapts beta towards; null keeps beta fixed."""
+    sync_ref_model: bool = False
+    """Move the reference towards the policy every ref_model_sync_steps steps."""
+    ref_model_sync_steps: Count = 64
+    """Steps between moves of the reference."""
+    ref_model_mixup_alpha: Fraction = 0.6
+    """Share of the policy in the moved reference; the rest stays the reference's."""
+
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"] = "dapo"
+    """Average of the clipped loss: per completion (grpo), over the batch's tokens (bnpo, dapo), over a constant
+    (dr_grpo); or another surrogate: cispo (over tokens), sapo (per completion)."""
     epsilon: PositiveReal = 0.2
     """Lower clip range of the probability ratio."""
     epsilon_high: PositiveReal | None = None
-    """Upper clip range (DAPO's clip-higher); null means epsilon."""
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
-    """How token losses are averaged: per completion (grpo), over tokens of the batch (bnpo, dapo), over a constant (dr_grpo)."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What the advantage is divided by: the group's std, the batch's std, or nothing."""
+    """Upper clip range (DAPO's clip-higher), null means epsilon; cispo: the largest weight, 5 in the paper's spirit."""
+    delta: PositiveReal | None = None
+    """Bound of the ratio where the advantage is negative (dual clip, two-sided GRPO); null sets none."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratio of each token, or of the whole completion (GSPO)."""
+    sapo_temperature_pos: PositiveReal = 1.0
+    """sapo: sharpness of the gate for positive advantages."""
+    sapo_temperature_neg: PositiveReal = 1.05
+    """sapo: sharpness of the gate for negative advantages."""
+    entropy_coef: Annotated[Real, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus."""
+    importance_sampling_cap: PositiveReal | None = None
+    """Cap of the correction for a sampler whose log-probabilities differ from the trainer's; null corrects nothing."""
+    mask_truncated_completions: bool = False
+    """Leave truncated completions out of the loss, as if they were not there."""
+
+    value_model: Literal["policy", "trunk"] = "policy"
+    """gae: the value model is a copy of the starting policy, or a head on the policy's own trunk."""
+    vf_coef: PositiveReal = 0.5
+    """gae: weight of the value loss; it matters where the trunk is shared."""
+    cliprange_value: PositiveReal = 0.2
+    """gae: the new value stays this near the rollout's in the clipped value loss."""
+    critic_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="constant")
+    """gae: optimizer of the value model."""
+
     num_iterations: Count = 1
     """Passes over one rollout (mu in the paper)."""
     num_minibatches: Count = 1
     """Optimizer steps in one pass over a rollout."""
-    mask_truncated_completions: bool = False
-    """Leave truncated completions out of the loss, as if they were not there."""
     micro_batch_tokens: Count = 4096
     """Padded tokens in one forward-backward pass; bounds memory, never changes the gradient."""
     checkpoint_every: Count = 5
@@ -305,6 +370,11 @@ class RLConfig(Section):
     """Optimizer of the policy."""
     lora: LoraConfig = LoraConfig()
     """Adapters instead of full weights."""
+
+    @property
+    def kl_in_force(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator that kl_estimator and kl_in mean."""
+        return self.kl_estimator or ("k3" if self.kl_in == "loss" else "k1")
 
     @model_validator(mode="after")
     def _consistent(self) -> RLConfig:
@@ -317,6 +387,26 @@ class RLConfig(Section):
             raise ValueError(
                 f"num_minibatches {self.num_minibatches} must divide prompts_per_step {self.prompts_per_step}"
             )
+        if self.num_generations == 1 and self.advantage_estimator != "gae":
+            raise ValueError(
+                f"num_generations 1 is no group for advantage_estimator {self.advantage_estimator}; "
+                "give at least 2, or use gae, whose baseline is a value model"
+            )
+        if self.advantage_estimator == "gae" and self.importance_sampling_level == "sequence":
+            raise ValueError(
+                "importance_sampling_level sequence needs one advantage a completion; gae has one a token"
+            )
+        if self.num_generations == 1 and self.dynamic_sampling_rounds:
+            raise ValueError(
+                "dynamic_sampling_rounds replaces groups without spread; num_generations 1 has no groups"
+            )
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        if self.delta is not None and self.delta < 1 + high:
+            raise ValueError(
+                f"delta {self.delta} is inside the clip range; expected at least 1 + epsilon_high = {1 + high}"
+            )
+        if self.kl_target is not None and not self.beta:
+            raise ValueError("kl_target adapts beta, which is 0; give the value to start from")
         return self
 
 

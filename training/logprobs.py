@@ -58,6 +58,27 @@ class _LinearLogSoftmax(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
+def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+    """Last hidden states [N, H] of the positions that predict the layout's branch tokens."""
+    trunk = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    states = trunk(
+        input_ids=layout.input_ids,
+        attention_mask=_mask_for(model, layout.attention_mask),
+        position_ids=layout.position_ids,
+        use_cache=False,
+    ).last_hidden_state
+    return states.flatten(0, 1)[layout.sources]
+
+
+def logprobs_of(
+    model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of `targets` [N] and entropies, in nats, from hidden states [N, H]: ([N], [N])."""
+    weight = model.get_output_embeddings().weight
+    logprobs, entropy = _LinearLogSoftmax.apply(hidden, weight, targets, temperature)
+    return logprobs, entropy
+
+
 def token_logprobs(
     model: PreTrainedModel, layout: Layout, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,18 +86,7 @@ def token_logprobs(
 
     Both are of the distribution softmax(logits / temperature), the one that completions are sampled from.
     """
-    trunk = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    hidden = trunk(
-        input_ids=layout.input_ids,
-        attention_mask=_mask_for(model, layout.attention_mask),
-        position_ids=layout.position_ids,
-        use_cache=False,
-    ).last_hidden_state
-    wanted = hidden.flatten(0, 1)[layout.sources]
-    logprobs, entropy = _LinearLogSoftmax.apply(
-        wanted, model.get_output_embeddings().weight, layout.targets, temperature
-    )
-    return logprobs, entropy
+    return logprobs_of(model, hidden_states(model, layout), layout.targets, temperature)
 
 
 def _mask_for(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor:

@@ -2,31 +2,40 @@
 
 for step:
     prompts     = a function of (seed, step)
-    completions = engine.generate(prompts x group)                 rollout
-    rewards     = the rules' weighted sum                          grade
-    advantages  = reward minus the group's mean, scaled            compare
-    loss        = clipped ratio + beta x KL(policy ‖ reference)    update, num_iterations x num_minibatches
+    completions = engine.generate(prompts x group)              roll_out
+    rewards     = the rules' weighted sum                       roll_out
+    advantages  = reward against the baseline                   compare     GRPO: the group's mean; PPO: a value model
+    loss        = surrogate + KL + value loss                   update      num_iterations x num_minibatches
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from training.algorithms.advantages import group_advantages, zero_spread
-from training.algorithms.kl import kl_penalty
-from training.algorithms.losses import clip_fractions, clipped_policy_loss, token_weights
-from training.batches import Tree, lay_out, split_by_tokens
+from training.algorithms.kl import adaptive_kl_coef, kl_penalty
+from training.algorithms.losses import value_loss
+from training.batches import lay_out, split_by_tokens
 from training.checkpoint import Checkpoints
 from training.config import RLConfig
+from training.critic import Critic
 from training.errors import BadInput
-from training.logprobs import token_logprobs
+from training.experience import (
+    Batch,
+    Problem,
+    Rollout,
+    advantages_of,
+    batch_of,
+    has_spread,
+    rollout_metrics,
+)
+from training.logprobs import hidden_states, logprobs_of
+from training.objective import loss_weights, policy_loss
 from training.optimizer import build_optimizer, learning_rate, optimizer_step
 from training.policy import Policy
 from training.prompts import PromptRenderer
@@ -36,28 +45,12 @@ from training.rewards import RewardSum, Scores
 from training.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A row of the train split: the user message, its rendered ids, and the columns rewards see."""
-
-    prompt: str
-    prompt_ids: tuple[int, ...]
-    columns: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One step's samples: `num_generations` consecutive completions for each problem, [B] in all."""
-
-    problems: list[Problem]
-    completions: list[Completion]
-    texts: list[str]
-    scores: Scores
-    seconds: dict[str, float]
-
-
 class RLTrainer:
-    """Everything that stays the same from step to step; `train` runs the loop."""
+    """Everything that stays the same from step to step; `train` runs the loop.
+
+    `reference` is the frozen model of the KL penalty; None with a penalty means the policy without its adapters.
+    `critic` is the value model of advantage_estimator gae.
+    """
 
     def __init__(
         self,
@@ -73,173 +66,259 @@ class RLTrainer:
         pad_id: int,
         checkpoints: Path,
         recorder: Recorder,
+        critic: Critic | None = None,
     ) -> None:
         if len(problems) < config.prompts_per_step:
             raise BadInput(
                 f"rl.prompts_per_step = {config.prompts_per_step}: the train split has only {len(problems)} rows"
             )
-        self.policy, self.reference, self.engine = policy, reference, engine
+        if config.sync_ref_model and config.beta and reference is None:
+            raise BadInput(
+                "rl.sync_ref_model: the reference is the model without its adapters and can't move"
+            )
+        self.policy, self.reference, self.engine, self.critic = policy, reference, engine, critic
         self.rewards, self.renderer, self.problems = rewards, renderer, problems
         self.config, self.seed, self.pad_id, self.recorder = config, seed, pad_id, recorder
+        self.kl_coef = config.beta
         self.parameters = list(policy.parameters.values())
         self.optimizer = build_optimizer(self.parameters, config.optimizer)
-        self.checkpoints = Checkpoints(checkpoints, policy.parameters, self.optimizer)
+        changing, optimizers = dict(policy.parameters), [self.optimizer]
+        if critic is not None:
+            self.critic_optimizer = build_optimizer(list(critic.parameters.values()), config.critic_optimizer)
+            changing |= critic.parameters
+            optimizers.append(self.critic_optimizer)
+        if config.sync_ref_model and reference is not None:
+            changing |= {f"reference.{name}": p for name, p in reference.named_parameters()}
+        self.checkpoints = Checkpoints(checkpoints, changing, *optimizers)
 
     def train(self) -> list[dict[str, Any]]:
         """Run all steps, from the latest checkpoint on; returns the metrics of every step."""
         config = self.config
-        first, history, _ = self.checkpoints.restore()
+        first, history, extra = self.checkpoints.restore()
+        self.kl_coef = extra.get("kl_coef", config.beta)
         replay(history, self.recorder)
         for step in range(first, config.num_steps):
             rollout = self.roll_out(step)
-            values, advantages, seconds = self.update(rollout, step)
+            batch, seconds = self.compare(rollout)
+            values, update_seconds = self.update(batch, step)
+            self._move_reference(step)
             values = rollout_metrics(rollout, config) | values
             history.append({"step": step + 1} | values)
-            timings = {f"time/{name}": s for name, s in (rollout.seconds | seconds).items()}
-            self.recorder.metrics(values | timings, step + 1)
-            self.recorder.table(f"completions/step-{step + 1:06d}", self._rows(rollout, advantages))
+            timings = rollout.seconds | {"compare": seconds, "update": update_seconds}
+            self.recorder.metrics(values | {f"time/{name}": s for name, s in timings.items()}, step + 1)
+            self.recorder.table(f"completions/step-{step + 1:06d}", self._rows(rollout, batch))
             self.recorder.progress(
                 step + 1, config.num_steps, reward=values["reward"], tokens=values["completions/mean_length"]
             )
             if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.num_steps:
-                self.checkpoints.save(step + 1, history)
+                self.checkpoints.save(step + 1, history, {"kl_coef": self.kl_coef})
         return history
 
     def roll_out(self, step: int) -> Rollout:
-        """Sample a group of completions for each of the step's prompts and grade them."""
+        """Sample and grade a group for each of the step's prompts; groups without spread may be replaced."""
         config = self.config
-        started = time.monotonic()
-        chosen = batch_indices(self.seed, "rl/prompts", step, config.prompts_per_step, len(self.problems))
-        problems = [self.problems[i] for i in chosen]
-        requests = [
-            Request(
-                problem.prompt_ids, derive_seed(self.seed, "rl/sample", step, p * config.num_generations + g)
-            )
-            for p, problem in enumerate(problems)
-            for g in range(config.num_generations)
-        ]
-        completions = self.engine.generate(
-            requests, Sampling(config.temperature, config.max_completion_length)
-        )
-        texts = [self.renderer.decode(completion.ids) for completion in completions]
-        sampled = time.monotonic()
-        repeated = [problem for problem in problems for _ in range(config.num_generations)]
-        columns = {name: [problem.columns[name] for problem in repeated] for name in problems[0].columns}
-        columns["finish_reason"] = [completion.finish_reason for completion in completions]
-        scores = self.rewards.score([problem.prompt for problem in repeated], texts, **columns)
-        seconds = {"rollout": sampled - started, "grade": time.monotonic() - sampled}
-        return Rollout(problems, completions, texts, scores, seconds)
+        rollout = self._sample(step, 0, set())
+        if not config.dynamic_sampling_rounds:
+            return rollout
+        groups, tried = _groups(rollout, config), set(self._prompts(step, 0))
+        rounds = 0
+        while (
+            rounds < config.dynamic_sampling_rounds
+            and sum(g.spread for g in groups) < config.prompts_per_step
+        ):
+            rounds += 1
+            more = self._sample(step, rounds, tried)
+            tried |= set(self._prompts(step, rounds))
+            groups += _groups(more, config)
+            rollout.seconds["rollout"] += more.seconds["rollout"]
+            rollout.seconds["grade"] += more.seconds["grade"]
+        groups.sort(
+            key=lambda group: not group.spread
+        )  # stable: those with spread first, each kind in its order
+        kept = groups[: config.prompts_per_step]
+        metrics = {"dynamic_sampling/rounds": rounds, "dynamic_sampling/discarded": len(groups) - len(kept)}
+        return _joined(kept, rollout.seconds, {name: float(value) for name, value in metrics.items()})
 
-    def update(self, rollout: Rollout, step: int) -> tuple[dict[str, float], torch.Tensor, dict[str, float]]:
-        """Take the step's optimizer steps; returns (metrics, advantages [B], seconds).
+    def compare(self, rollout: Rollout) -> tuple[Batch, float]:
+        """The rollout as a batch with all that the update needs; returns it and the seconds that took.
 
-        Entropy, clip ratios and KL are means over the tokens that were computed: without a KL term, those of
-        groups with an advantage; a step without any has none of these metrics.
+        The old log-probabilities of an on-policy update are its own, and nothing is computed for them.
         """
         config, started = self.config, time.monotonic()
-        batch = self._batch(rollout)
-        groups = list(range(len(rollout.problems)))
-        on_policy = config.num_iterations == config.num_minibatches == 1
-        old = None if on_policy else self._logprobs(self.policy.model, batch, groups)
-        ref = self._reference_logprobs(batch, groups)
-        referenced = time.monotonic()
+        batch = batch_of(rollout, config)
+        penalised = config.beta and config.kl_in == "reward"
+        if penalised or config.num_iterations * config.num_minibatches > 1:
+            batch.old_logprobs = self._logprobs(self.policy.model, batch)
+        if config.beta:
+            if self.reference is not None:
+                batch.ref_logprobs = self._logprobs(self.reference, batch)
+            else:
+                with self.policy.without_adapters() as model:
+                    batch.ref_logprobs = self._logprobs(model, batch)
+        if self.critic is not None:
+            batch.values = self._values(batch)
+        kl = None
+        if penalised:
+            assert batch.old_logprobs is not None
+            assert batch.ref_logprobs is not None
+            kl = kl_penalty(batch.old_logprobs, batch.ref_logprobs, config.kl_in_force) * batch.mask
+        advantages_of(batch, config, kl, self.kl_coef)
+        return batch, time.monotonic() - started
+
+    def update(self, batch: Batch, step: int) -> tuple[dict[str, float], float]:
+        """Take the step's optimizer steps; returns its metrics and seconds.
+
+        Entropy, clip ratios and KL are means over the tokens that were computed: without a KL term, an entropy
+        bonus or a critic, those of groups with an advantage; a step without any has none of these metrics.
+        """
+        config, started = self.config, time.monotonic()
         totals = {"loss": 0.0}
-        norms: list[float] = []
+        norms, critic_norms = [], []
         updates = config.num_iterations * config.num_minibatches
         for number in range(updates):
-            minibatch = groups[number % config.num_minibatches :: config.num_minibatches]
-            weights = batch.weights(minibatch, config)
-            # a group without spread adds nothing to the gradient, unless the KL term looks at it
-            taught = [g for g in minibatch if config.beta or batch.teaches(g)]
-            num_tokens = sum(int((weights[g] > 0).sum()) for g in taught)
-            for micro in split_by_tokens(
-                [batch.trees[g].num_tokens for g in taught], config.micro_batch_tokens
-            ):
-                part = self._backward(batch, [taught[i] for i in micro], weights, num_tokens, old, ref)
+            groups = batch.groups[number % config.num_minibatches :: config.num_minibatches]
+            weights = loss_weights(batch.loss_mask[batch.rows(groups)], config)
+            by_group = dict(zip(groups, weights.split(batch.group_size), strict=True))
+            # a group without advantage adds nothing to the gradient, unless another term looks at it
+            everything = config.beta or config.entropy_coef or self.critic is not None
+            taught = [g for g in groups if everything or batch.has_advantage(g)]
+            num_tokens = sum(int((by_group[g] > 0).sum()) for g in taught)
+            for micro in self._micro_batches(batch, taught):
+                part = self._backward(batch, micro, torch.cat([by_group[g] for g in micro]), num_tokens)
                 for name, value in part.items():
                     totals[name] = totals.get(name, 0.0) + value / updates
-            rate = learning_rate(config.optimizer, step * updates + number, config.num_steps * updates)
+            position, last = step * updates + number, config.num_steps * updates
+            rate = learning_rate(config.optimizer, position, last)
             norms.append(optimizer_step(self.optimizer, self.parameters, config.optimizer, rate))
+            if self.critic is not None:
+                rate_of_critic = learning_rate(config.critic_optimizer, position, last)
+                trained = list(self.critic.parameters.values())
+                critic_norms.append(
+                    optimizer_step(self.critic_optimizer, trained, config.critic_optimizer, rate_of_critic)
+                )
         self.engine.load_weights(self.policy.model.named_parameters())
         metrics = totals | {"grad_norm": sum(norms) / updates, "learning_rate": rate}
-        seconds = {"reference": referenced - started, "update": time.monotonic() - referenced}
-        return metrics, batch.advantages, seconds
+        if self.critic is not None:
+            metrics |= {"critic/grad_norm": sum(critic_norms) / updates} | _explained(batch)
+        if config.kl_target is not None:
+            metrics["kl_coef"] = self.kl_coef
+            self.kl_coef = adaptive_kl_coef(self.kl_coef, totals["kl"], config.kl_target)
+        return metrics, time.monotonic() - started
 
-    def _batch(self, rollout: Rollout) -> Batch:
-        config, size = self.config, self.config.num_generations
-        valid = torch.tensor([total is not None for total in rollout.scores.total])
-        rewards = torch.tensor([total or 0.0 for total in rollout.scores.total], dtype=torch.float64)
-        keep = valid.clone()
-        if config.mask_truncated_completions:
-            keep &= torch.tensor([c.finish_reason == "stop" for c in rollout.completions])
-        branches = [c.ids for c in rollout.completions]
-        trees = [
-            Tree(list(problem.prompt_ids), branches[g * size : (g + 1) * size])
-            for g, problem in enumerate(rollout.problems)
+    def _prompts(self, step: int, round_: int) -> list[int]:
+        purpose = "rl/prompts" if round_ == 0 else f"rl/prompts/refill-{round_}"
+        return batch_indices(self.seed, purpose, step, self.config.prompts_per_step, len(self.problems))
+
+    def _sample(self, step: int, round_: int, tried: set[int]) -> Rollout:
+        config, started = self.config, time.monotonic()
+        problems = [self.problems[i] for i in self._prompts(step, round_) if i not in tried]
+        if not problems:
+            return Rollout([], [], [], Scores([], {}), {"rollout": 0.0, "grade": 0.0}, {})
+        size = config.num_generations
+        first = round_ * config.prompts_per_step * size
+        requests = [
+            Request(problem.prompt_ids, derive_seed(self.seed, "rl/sample", step, first + p * size + g))
+            for p, problem in enumerate(problems)
+            for g in range(size)
         ]
-        advantages = group_advantages(rewards, size, config.scale_rewards, valid).float()
-        return Batch(trees, advantages, keep, size)
+        sampling = Sampling(config.temperature, config.max_completion_length)
+        completions = self.engine.generate(requests, sampling)
+        texts = [self.renderer.decode(completion.ids) for completion in completions]
+        sampled = time.monotonic()
+        repeated = [problem for problem in problems for _ in range(size)]
+        columns = {name: [problem.columns[name] for problem in repeated] for name in problems[0].columns}
+        columns["finish_reason"] = [completion.finish_reason for completion in completions]
+        columns["num_tokens"] = [len(completion.ids) for completion in completions]
+        scores = self.rewards.score([problem.prompt for problem in repeated], texts, **columns)
+        seconds = {"rollout": sampled - started, "grade": time.monotonic() - sampled}
+        return Rollout(problems, completions, texts, scores, seconds, {})
 
-    def _logprobs(self, model: PreTrainedModel, batch: Batch, groups: list[int]) -> dict[int, torch.Tensor]:
-        """Log-probabilities of every group's tokens, without gradient, by group."""
-        found: dict[int, torch.Tensor] = {}
+    def _micro_batches(self, batch: Batch, groups: list[int]) -> list[list[int]]:
+        sizes = [batch.trees[g].num_tokens for g in groups]
+        return [
+            [groups[i] for i in micro] for micro in split_by_tokens(sizes, self.config.micro_batch_tokens)
+        ]
+
+    def _logprobs(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """Log-probabilities [B, T] of every completion under a model, without gradient."""
+        found = torch.zeros(batch.mask.shape)
         with torch.no_grad():
-            for micro in split_by_tokens(
-                [batch.trees[g].num_tokens for g in groups], self.config.micro_batch_tokens
-            ):
-                layout = lay_out([[batch.trees[groups[i]]] for i in micro], self.pad_id, model.device)
-                logprobs, _ = token_logprobs(model, layout, self.config.temperature)
-                sizes = [sum(map(len, batch.trees[groups[i]].branches)) for i in micro]
-                found |= {groups[i]: part for i, part in zip(micro, logprobs.split(sizes), strict=True)}
+            for groups in self._micro_batches(batch, batch.groups):
+                layout = lay_out([[batch.trees[g]] for g in groups], self.pad_id, model.device)
+                flat, _ = logprobs_of(
+                    model, hidden_states(model, layout), layout.targets, self.config.temperature
+                )
+                found = found.to(flat.dtype)
+                found[batch.rows(groups)] = batch.dense(flat, groups).cpu()
         return found
 
-    def _reference_logprobs(self, batch: Batch, groups: list[int]) -> dict[int, torch.Tensor] | None:
-        if self.config.beta == 0:
-            return None
-        if self.reference is not None:
-            return self._logprobs(self.reference, batch, groups)
-        with self.policy.without_adapters() as model:
-            return self._logprobs(model, batch, groups)
+    def _values(self, batch: Batch) -> torch.Tensor:
+        """Values [B, T] before every token, without gradient."""
+        assert self.critic is not None
+        found = torch.zeros(batch.mask.shape)
+        with torch.no_grad():
+            for groups in self._micro_batches(batch, batch.groups):
+                layout = lay_out([[batch.trees[g]] for g in groups], self.pad_id, self.critic.trunk.device)
+                found[batch.rows(groups)] = batch.dense(self.critic(layout), groups).cpu()
+        return found
 
     def _backward(
-        self,
-        batch: Batch,
-        groups: list[int],
-        weights: dict[int, torch.Tensor],
-        num_tokens: int,
-        old: dict[int, torch.Tensor] | None,
-        ref: dict[int, torch.Tensor] | None,
+        self, batch: Batch, groups: list[int], weights: torch.Tensor, num_tokens: int
     ) -> dict[str, float]:
         """Add one micro-batch's share of the gradient; returns its share of the step's metrics."""
-        config, device = self.config, self.policy.model.device
+        config, device, rows = self.config, self.policy.model.device, batch.rows(groups)
         layout = lay_out([[batch.trees[g]] for g in groups], self.pad_id, device)
-        logprobs, entropy = token_logprobs(self.policy.model, layout, config.temperature)
-        old_logprobs = logprobs.detach() if old is None else torch.cat([old[g] for g in groups])
-        advantages = torch.cat([batch.token_advantages(g) for g in groups]).to(device)
-        weight = torch.cat([weights[g] for g in groups]).to(device)
-        high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-        per_token = clipped_policy_loss(logprobs, old_logprobs, advantages, config.epsilon, high)
-        share = {}
-        if ref is not None:
-            kl = kl_penalty(logprobs, torch.cat([ref[g] for g in groups]), "k3")
-            per_token = per_token + config.beta * kl
-            share["kl"] = kl.detach()
-        loss = (weight * per_token).sum()
-        loss.backward()
-        low_clip, high_clip = clip_fractions(
-            logprobs.detach(), old_logprobs, advantages, config.epsilon, high
+        hidden = hidden_states(self.policy.model, layout)
+        flat_logprobs, flat_entropy = logprobs_of(
+            self.policy.model, hidden, layout.targets, config.temperature
         )
-        share |= {
-            "entropy": entropy.detach(),
-            "clip_ratio/low_mean": low_clip.float(),
-            "clip_ratio/high_mean": high_clip.float(),
-            "clip_ratio/region_mean": (low_clip | high_clip).float(),
-        }
-        even = (weight > 0).float() / max(1, num_tokens)
-        return {"loss": loss.item()} | {name: (even * value).sum().item() for name, value in share.items()}
+        logprobs, entropy = batch.dense(flat_logprobs, groups), batch.dense(flat_entropy, groups)
 
-    def _rows(self, rollout: Rollout, advantages: torch.Tensor) -> list[dict[str, Any]]:
+        def there(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[rows].to(device)
+
+        assert batch.advantages is not None
+        loss, shares = policy_loss(
+            config,
+            logprobs,
+            entropy,
+            logprobs.detach() if batch.old_logprobs is None else there(batch.old_logprobs),
+            there(batch.advantages),
+            there(batch.mask),
+            None if batch.ref_logprobs is None else there(batch.ref_logprobs),
+            there(batch.sampler_logprobs),
+            self.kl_coef,
+        )
+        weights = weights.to(device)
+        total = (weights * loss).sum()
+        even = (weights > 0).float() / max(1, num_tokens)
+        metrics = {"loss": total.item()} | {name: (even * v).sum().item() for name, v in shares.items()}
+        if self.critic is not None:
+            assert batch.values is not None
+            assert batch.returns is not None
+            values = batch.dense(self.critic(layout, hidden if self.critic.shared else None), groups)
+            errors = value_loss(values, there(batch.values), there(batch.returns), config.cliprange_value)
+            # over tokens, whatever the policy's loss averages over
+            of_values = (even * errors).sum()
+            metrics["critic/loss"] = of_values.item()
+            total = total + config.vf_coef * of_values
+        total.backward()
+        return metrics
+
+    def _move_reference(self, step: int) -> None:
+        config = self.config
+        if not (config.sync_ref_model and config.beta) or (step + 1) % config.ref_model_sync_steps:
+            return
+        assert self.reference is not None
+        with torch.no_grad():
+            ours = dict(self.policy.model.named_parameters())
+            for name, parameter in self.reference.named_parameters():
+                parameter.lerp_(ours[name], config.ref_model_mixup_alpha)
+
+    def _rows(self, rollout: Rollout, batch: Batch) -> list[dict[str, Any]]:
         size = self.config.num_generations
+        assert batch.advantages is not None
+        mean = batch.advantages.sum(1) / batch.mask.sum(1).clamp(min=1)
         return [
             {
                 "prompt": rollout.problems[i // size].prompt,
@@ -247,7 +326,7 @@ class RLTrainer:
                 "completion": text,
                 "reward": rollout.scores.total[i],
                 **{f"rewards/{name}": values[i] for name, values in rollout.scores.parts.items()},
-                "advantage": float(advantages[i]),
+                "advantage": float(mean[i]),
                 "finish_reason": rollout.completions[i].finish_reason,
                 "tokens": len(rollout.completions[i].ids),
             }
@@ -255,61 +334,48 @@ class RLTrainer:
         ]
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A rollout as trees (one a group) with advantages [B]; `keep` [B] marks completions in the loss."""
+class _Group:
+    """One prompt's completions, cut out of a rollout."""
 
-    trees: list[Tree]
-    advantages: torch.Tensor
-    keep: torch.Tensor
-    group_size: int
-
-    def token_advantages(self, group: int) -> torch.Tensor:
-        """Each branch token's advantage: its completion's."""
-        start = group * self.group_size
-        lengths = torch.tensor([len(b) for b in self.trees[group].branches])
-        return self.advantages[start : start + self.group_size].repeat_interleave(lengths)
-
-    def teaches(self, group: int) -> bool:
-        """Whether any completion of the group has an advantage."""
-        start = group * self.group_size
-        return bool(self.advantages[start : start + self.group_size].any())
-
-    def weights(self, groups: list[int], config: RLConfig) -> dict[int, torch.Tensor]:
-        """Loss weight of each branch token by group, normalised over `groups`."""
-        lengths = torch.tensor([[len(b) for b in self.trees[g].branches] for g in groups]).flatten()
-        keep = torch.cat([self.keep[g * self.group_size : (g + 1) * self.group_size] for g in groups])
-        mask = (torch.arange(int(lengths.max())) < lengths[:, None]) & keep[:, None]
-        dense = token_weights(mask, config.loss_type, config.max_completion_length)
-        found = {}
-        for position, group in enumerate(groups):
-            rows = range(position * self.group_size, (position + 1) * self.group_size)
-            found[group] = torch.cat([dense[r, : lengths[r]] for r in rows])
-        return found
+    def __init__(self, rollout: Rollout, number: int, size: int, spread: bool) -> None:
+        part = slice(number * size, (number + 1) * size)
+        self.problem: Problem = rollout.problems[number]
+        self.completions: list[Completion] = rollout.completions[part]
+        self.texts = rollout.texts[part]
+        self.total = rollout.scores.total[part]
+        self.parts = {name: values[part] for name, values in rollout.scores.parts.items()}
+        self.spread = spread
 
 
-def rollout_metrics(rollout: Rollout, config: RLConfig) -> dict[str, float]:
-    """TRL's names for what was sampled and earned; lengths in tokens."""
-    total = rollout.scores.total
-    rewards = torch.tensor([t or 0.0 for t in total], dtype=torch.float64)
-    valid = torch.tensor([t is not None for t in total])
-    graded = rewards[valid]
-    grouped = rewards.view(-1, config.num_generations)
-    lengths = torch.tensor([len(c.ids) for c in rollout.completions], dtype=torch.float64)
-    ended = torch.tensor([c.finish_reason == "stop" for c in rollout.completions])
-    metrics = {
-        "reward": graded.mean().item() if len(graded) else 0.0,
-        "reward_std": grouped.std(1).mean().item(),
-        "frac_reward_zero_std": zero_spread(rewards, config.num_generations, valid).double().mean().item(),
-        "completions/mean_length": lengths.mean().item(),
-        "completions/min_length": lengths.min().item(),
-        "completions/max_length": lengths.max().item(),
-        "completions/clipped_ratio": 1 - ended.double().mean().item(),
-        "num_tokens": lengths.sum().item(),
+def _groups(rollout: Rollout, config: RLConfig) -> list[_Group]:
+    if not rollout.problems:
+        return []
+    spread = has_spread(rollout, config)
+    return [_Group(rollout, g, config.num_generations, spread[g]) for g in range(len(rollout.problems))]
+
+
+def _joined(groups: list[_Group], seconds: dict[str, float], metrics: dict[str, float]) -> Rollout:
+    total = [t for group in groups for t in group.total]
+    parts = {name: [v for group in groups for v in group.parts[name]] for name in groups[0].parts}
+    return Rollout(
+        [group.problem for group in groups],
+        [c for group in groups for c in group.completions],
+        [t for group in groups for t in group.texts],
+        Scores(total, parts),
+        seconds,
+        metrics,
+    )
+
+
+def _explained(batch: Batch) -> dict[str, float]:
+    """Share of the returns' variance that the values foresaw (1 is all, 0 is none), over graded tokens."""
+    assert batch.values is not None
+    assert batch.returns is not None
+    known = batch.mask & batch.valid[:, None]
+    returns, errors = batch.returns[known], (batch.returns - batch.values)[known]
+    variance = returns.var(unbiased=False).item() if len(returns) else 0.0
+    explained = 1 - errors.var(unbiased=False).item() / variance if variance > 0 else 0.0
+    return {
+        "critic/explained_variance": explained,
+        "critic/value_mean": batch.values[known].mean().item() if len(returns) else 0.0,
     }
-    for name, values in rollout.scores.parts.items():
-        known = torch.tensor([v for v in values if v is not None], dtype=torch.float64)
-        metrics[f"rewards/{name}/mean"] = known.mean().item() if len(known) else 0.0
-        metrics[f"rewards/{name}/std"] = known.std().item() if len(known) > 1 else 0.0
-        metrics[f"rewards/{name}/failures"] = float(len(values) - len(known))
-    return metrics

@@ -8,11 +8,12 @@ import torch
 from tests.training.conftest import small_model
 from training.config import LoraConfig, OptimizerConfig, PromptConfig, RewardsConfig, RLConfig
 from training.errors import BadInput
+from training.experience import Problem
 from training.policy import Policy
 from training.prompts import PromptRenderer
 from training.recorder import NullRecorder
 from training.rewards import RewardSum
-from training.rl import Problem, RLTrainer
+from training.rl import RLTrainer
 from training.rollout.native import NativeEngine
 
 
@@ -30,6 +31,7 @@ def make(
     reward=None,
     lora=None,
     problems=8,
+    critic=None,
     **settings,
 ):
     model = model or small_model()
@@ -52,6 +54,7 @@ def make(
     return RLTrainer(
         policy, reference, engine, rewards, renderer, rows, config,
         seed=1, pad_id=0, checkpoints=tmp_path, recorder=recorder or NullRecorder(),
+        critic=critic,
     )  # fmt: skip
 
 
@@ -59,11 +62,16 @@ def flat_gradient(model):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+def take_step(trainer, step):
+    """One whole step of the loop; its metrics and seconds."""
+    return trainer.update(trainer.compare(trainer.roll_out(step))[0], step)
+
+
 def capture_gradient(trainer, rollout):
     """The gradient that `update` would step with."""
     held = {}
     trainer.optimizer.step = lambda: held.setdefault("grad", flat_gradient(trainer.policy.model).clone())
-    metrics, *_ = trainer.update(rollout, 0)
+    metrics, _ = trainer.update(trainer.compare(rollout)[0], 0)
     return held["grad"], metrics
 
 
@@ -135,7 +143,7 @@ def test_every_micro_batch_split_gives_the_same_gradient(tokenizer, tmp_path, lo
 
 def test_at_the_first_step_the_kl_is_zero_and_nothing_is_clipped(tokenizer, tmp_path):
     trainer = make(tokenizer, tmp_path, reference=small_model(), beta=0.1)
-    metrics, *_ = trainer.update(trainer.roll_out(0), 0)
+    metrics, *_ = take_step(trainer, 0)
     assert metrics["kl"] == 0
     assert metrics["clip_ratio/region_mean"] == 0
     assert metrics["grad_norm"] > 0
@@ -143,7 +151,7 @@ def test_at_the_first_step_the_kl_is_zero_and_nothing_is_clipped(tokenizer, tmp_
 
 def test_true_old_logprobs_when_a_rollout_is_used_twice(tokenizer, tmp_path):
     trainer = make(tokenizer, tmp_path, num_iterations=2, num_minibatches=2, epsilon=1e-4)
-    metrics, *_ = trainer.update(trainer.roll_out(0), 0)
+    metrics, *_ = take_step(trainer, 0)
     assert metrics["clip_ratio/region_mean"] > 0, "the second pass meets a policy that has moved"
 
 
@@ -156,11 +164,11 @@ def test_lora_starts_at_its_reference_and_learns(tokenizer, tmp_path):
         model=small_model(dtype=torch.float32),
     )
     before = {n: p.clone() for n, p in trainer.policy.parameters.items()}
-    first, *_ = trainer.update(trainer.roll_out(0), 0)
+    first, *_ = take_step(trainer, 0)
     assert first["kl"] == 0
     assert any(not torch.equal(before[n], p) for n, p in trainer.policy.parameters.items())
     assert all("lora" in n for n in before)
-    second, *_ = trainer.update(trainer.roll_out(1), 1)
+    second, *_ = take_step(trainer, 1)
     assert second["kl"] > 0
 
 
@@ -234,7 +242,8 @@ def test_a_group_without_spread_is_not_computed_and_changes_nothing(tokenizer, t
     rollout = trainer.roll_out(0)
     skipped, metrics = capture_gradient(trainer, rollout)
     everything = make(tokenizer, tmp_path, reward=solved_for_the_first_prompt, prompts_per_step=3)
-    everything._batch = lambda rollout: replace_advantage(trainer._batch(rollout), 1e-30)
+    compare = everything.compare
+    everything.compare = lambda rollout: (replace_advantage(compare(rollout)[0], 1e-30), 0.0)
     full, full_metrics = capture_gradient(everything, rollout)
     torch.testing.assert_close(skipped, full, rtol=0, atol=1e-7)
     assert metrics["loss"] == pytest.approx(full_metrics["loss"], abs=1e-9)
@@ -243,7 +252,7 @@ def test_a_group_without_spread_is_not_computed_and_changes_nothing(tokenizer, t
 
 def replace_advantage(batch, value):
     """The batch with its zero advantages made just not zero."""
-    advantages = torch.where(batch.advantages == 0, value, batch.advantages)
+    advantages = torch.where((batch.advantages == 0) & batch.mask, value, batch.advantages)
     return dataclasses.replace(batch, advantages=advantages)
 
 
@@ -255,6 +264,6 @@ def test_a_data_set_smaller_than_a_step_is_refused(tokenizer, tmp_path):
 def test_masking_every_truncated_completion_leaves_no_gradient_and_no_nan(tokenizer, tmp_path):
     trainer = make(tokenizer, tmp_path, mask_truncated_completions=True)
     trainer.engine.end_ids = torch.tensor([10_000])
-    metrics, *_ = trainer.update(trainer.roll_out(0), 0)
+    metrics, *_ = take_step(trainer, 0)
     assert metrics["grad_norm"] == 0
     assert all(v == v for v in metrics.values())

@@ -2,8 +2,8 @@
 
     f(prompts, completions, **columns) -> list[float | None]
 
-`prompts` and `completions` are texts; `columns` are the rows' other columns (`answer`, `source`, `id`) and
-`finish_reason`. None means "not applicable here".
+`prompts` and `completions` are texts; `columns` are the rows' other columns (`answer`, `source`, `id`), and in RL
+`finish_reason` and `num_tokens`. None means "not applicable here".
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from training.config import RewardsConfig
 from training.errors import BadInput
 from training.rewards.format import FormatReward
 from training.rewards.math import MathReward
+from training.rewards.overlong import OverlongReward
 
 Reward = Callable[..., list[float | None]]
 """A reward function, called by keyword as above."""
 
-BUILT_IN = ("math", "format")
+BUILT_IN = ("math", "format", "overlong")
 
 
 def load_reward(name: str, config: RewardsConfig) -> Reward:
@@ -35,6 +36,8 @@ def load_reward(name: str, config: RewardsConfig) -> Reward:
         return MathReward(config.math.timeout)
     if name == "format":
         return FormatReward(config.format.pattern)
+    if name == "overlong":
+        return OverlongReward(config.overlong.max_length, config.overlong.buffer)
     module_name, separator, function = name.partition(":")
     if not separator:
         raise BadInput(

@@ -56,6 +56,11 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of {cpu}, {memory:.0f} GiB of memory"
 
 
+def today() -> str:
+    """The date of a measurement."""
+    return datetime.date.today().isoformat()
+
+
 def table(result: dict[str, Any], k: int = 8) -> str:
     """Markdown: mean over seeds and, in brackets, the lowest and highest seed."""
     rows = result["runs"]
@@ -88,7 +93,7 @@ def main() -> None:
     result = {
         "recipe": arguments.recipe,
         "machine": machine(),
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "runs": [measure(arguments.recipe, seed) for seed in arguments.seeds],
     }
     path = ROOT / "benchmarks" / "results" / f"{arguments.recipe}.json"

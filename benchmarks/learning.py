@@ -256,6 +256,7 @@ def main() -> None:
             print(f"{name}, seed {seed}: Pass@1 {before:.3f} → {after:.3f}", flush=True)
     result = {"machine": machine(), "date": today(), "runs": runs}
     if arguments.algorithms == list(ALGORITHMS):
+        (ROOT / "benchmarks" / "results").mkdir(exist_ok=True)
         (ROOT / "benchmarks" / "results" / "learning.json").write_text(json.dumps(result) + "\n")
         (ROOT / "docs" / "results.md").write_text(page(result), encoding="utf-8")
         draw(result, ROOT / "docs" / "learning.png")

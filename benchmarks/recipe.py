@@ -97,6 +97,7 @@ def main() -> None:
         "runs": [measure(arguments.recipe, seed) for seed in arguments.seeds],
     }
     path = ROOT / "benchmarks" / "results" / f"{arguments.recipe}.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -25,6 +25,8 @@ from tasks.tree import git, home, locked, state
 from training.storage import MANIFEST, read_json, sha256_file
 
 EXPERIMENT = "gradeline"
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Makes the MLflow UI open the experiment as training runs with columns and charts of metrics."""
 PARENT_VARIABLE = "GRADELINE_PARENT_RUN"
 UI_PORT = 5000
 OUTPUTS = {
@@ -54,7 +56,7 @@ def open_store(root: Path) -> tuple[MlflowClient, str]:
         if experiment is not None:
             return client, experiment.experiment_id
         artifacts = f"{home(root)}/mlruns/artifacts" if uri.startswith("sqlite:") else None
-        return client, client.create_experiment(name, artifact_location=artifacts)
+        return client, client.create_experiment(name, artifacts, KIND)
 
 
 class Run:

@@ -58,6 +58,18 @@ class _LinearLogSoftmax(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
+def hidden_states(model: PreTrainedModel, layout: Layout, positions: torch.Tensor) -> torch.Tensor:
+    """Last hidden states [N, H] of the layout's flat `positions` [N], such as its `sources` or its `ends`."""
+    trunk = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    states = trunk(
+        input_ids=layout.input_ids,
+        attention_mask=_mask_for(model, layout.attention_mask),
+        position_ids=layout.position_ids,
+        use_cache=False,
+    ).last_hidden_state
+    return states.flatten(0, 1)[positions]
+
+
 def token_logprobs(
     model: PreTrainedModel, layout: Layout, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,14 +77,7 @@ def token_logprobs(
 
     Both are of the distribution softmax(logits / temperature), the one that completions are sampled from.
     """
-    trunk = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    hidden = trunk(
-        input_ids=layout.input_ids,
-        attention_mask=_mask_for(model, layout.attention_mask),
-        position_ids=layout.position_ids,
-        use_cache=False,
-    ).last_hidden_state
-    wanted = hidden.flatten(0, 1)[layout.sources]
+    wanted = hidden_states(model, layout, layout.sources)
     logprobs, entropy = _LinearLogSoftmax.apply(
         wanted, model.get_output_embeddings().weight, layout.targets, temperature
     )

@@ -125,6 +125,7 @@ class RLTrainer:
         sampled = time.monotonic()
         repeated = [problem for problem in problems for _ in range(config.num_generations)]
         columns = {name: [problem.columns[name] for problem in repeated] for name in problems[0].columns}
+        columns["completion_ids"] = [completion.ids for completion in completions]
         columns["finish_reason"] = [completion.finish_reason for completion in completions]
         scores = self.rewards.score([problem.prompt for problem in repeated], texts, **columns)
         seconds = {"rollout": sampled - started, "grade": time.monotonic() - sampled}

@@ -1,4 +1,5 @@
-"""The pipeline as a Prefect flow: base model and data → SFT → RL → evaluation → report.
+"""The pipeline as a Prefect flow: base model and data → SFT → pairs → DPO, reward model → RL →
+evaluation → report.
 
 Runs in the tree around the working directory, or in a workspace of it; `gradeline run`, `prefect deploy` and a
 call from Python all come here.
@@ -27,6 +28,9 @@ model = stage_task("model")
 prepare = stage_task("prepare")
 validate = stage_task("validate")
 sft = stage_task("sft")
+preferences = stage_task("preferences")
+dpo = stage_task("dpo")
+reward_model = stage_task("reward_model")
 rl = stage_task("rl")
 evaluate = stage_task("evaluate")
 report = stage_task("report")
@@ -56,6 +60,9 @@ def finetune(
             run(prepare)
             run(validate)
             run(sft)
+            run(preferences)
+            run(dpo)
+            run(reward_model)
             run(rl)
             run(evaluate)
             run(report)

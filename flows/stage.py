@@ -140,7 +140,7 @@ def _finished(run: PipelineRun, name: str, ran: bool) -> State[Any]:
     if (folder / "reference.json").is_file():
         return Completed(
             name="Disabled",
-            message=f"{OUTPUTS[name]} refers to {read_json(folder / 'reference.json')['model']}",
+            message=f"{OUTPUTS[name]} refers to {read_json(folder / 'reference.json')['model'] or 'nothing'}",
         )
     if ran:
         return Completed(message=page)

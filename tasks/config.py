@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from training.config import (
     Count,
+    DPOConfig,
     EvaluateConfig,
     Fraction,
     ModelConfig,
     PositiveReal,
+    PreferencesConfig,
     PromptConfig,
     Real,
+    RewardModelConfig,
     RewardsConfig,
     RLConfig,
     Section,
@@ -30,7 +33,10 @@ from training.config import (
 )
 from training.errors import BadInput
 
-STAGES = ("model", "prepare", "validate", "sft", "rl", "evaluate", "report")
+StageName = Literal[
+    "model", "prepare", "validate", "sft", "preferences", "dpo", "reward_model", "rl", "evaluate", "report"
+]
+STAGES: tuple[StageName, ...] = get_args(StageName)
 """Every stage in a valid order of execution; `dvc.yaml` holds the graph."""
 
 
@@ -78,9 +84,9 @@ class ReportConfig(Section):
     """Completions shown per model."""
 
 
-StageName = Literal["model", "prepare", "validate", "sft", "rl", "evaluate", "report"]
 TIMEOUT_MINUTES: dict[StageName, float] = {
-    "model": 60.0, "prepare": 60.0, "validate": 60.0, "sft": 1440.0, "rl": 4320.0, "evaluate": 720.0, "report": 60.0
+    "model": 60.0, "prepare": 60.0, "validate": 60.0, "sft": 1440.0, "preferences": 720.0, "dpo": 1440.0,
+    "reward_model": 1440.0, "rl": 4320.0, "evaluate": 720.0, "report": 60.0
 }  # fmt: skip
 
 
@@ -116,9 +122,15 @@ class Params(Section):
     validation: ValidateConfig = Field(default=ValidateConfig(), alias="validate")
     """Stage `validate`."""
     rewards: RewardsConfig = RewardsConfig()
-    """How completions are graded; shared by validate, rl and evaluate."""
+    """How completions are graded; shared by validate, preferences, rl and evaluate."""
     sft: SFTConfig = SFTConfig()
     """Stage `sft`."""
+    preferences: PreferencesConfig = PreferencesConfig()
+    """Stage `preferences`."""
+    dpo: DPOConfig = DPOConfig()
+    """Stage `dpo`."""
+    reward_model: RewardModelConfig = RewardModelConfig()
+    """Stage `reward_model`."""
     rl: RLConfig = RLConfig()
     """Stage `rl`."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -127,6 +139,19 @@ class Params(Section):
     """Stage `report`."""
     flow: FlowConfig = FlowConfig()
     """Time-outs and retries of a flow."""
+
+    @model_validator(mode="after")
+    def _stages_have_what_they_read(self) -> Params:
+        for stage in ("dpo", "reward_model"):
+            if self.section(stage).enabled and not self.preferences.enabled:  # type: ignore[attr-defined]
+                raise ValueError(
+                    f"{stage}.enabled = True needs the pairs of stage preferences; set preferences.enabled: true"
+                )
+        if self.rl.enabled and "model" in self.rl.reward_funcs and not self.reward_model.enabled:
+            raise ValueError(
+                f"rl.reward_funcs = {self.rl.reward_funcs}: `model` is the reward model; set reward_model.enabled: true"
+            )
+        return self
 
     def section(self, stage: str) -> Section:
         """The section of one stage, by the stage's name."""
@@ -219,6 +244,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
 
 def _explain(item: Any, data: Any) -> str:
     location = [str(part) for part in item["loc"]]
+    if item["type"] == "value_error" and not location:  # about several sections: the message names the keys
+        return str(item["msg"]).removeprefix("Value error, ")
     key = ".".join(location) or "(top level)"
     if item["type"] == "extra_forbidden":
         siblings = _fields_at(item["loc"][:-1], data)

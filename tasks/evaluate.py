@@ -1,4 +1,4 @@
-"""Stage `evaluate`: the same held-out problems for the base, SFT and RL models; Pass@K, Maj@K, accuracies.
+"""Stage `evaluate`: the same held-out problems for the base, SFT, DPO and RL models; Pass@K, Maj@K, accuracies.
 
 Sampling is the dear part, so each model's samples are kept under `.gradeline/cache/evaluations/<key>/`, in
 chunks written as they come: a killed stage goes on where it was, and a change of `rl.beta` samples only the
@@ -45,8 +45,10 @@ from training.rollout.native import NativeEngine
 from training.rollout.protocol import RolloutEngine, Sampling
 from training.storage import write_json
 
-MODELS = {"base": "model", "sft": "sft", "rl": "rl"}
+MODELS = {"base": "model", "sft": "sft", "dpo": "dpo", "rl": "rl"}
 """The models compared, and the stage that publishes each."""
+SHOWN_IF_ENABLED = {"dpo"}
+"""Models left out where their stage is disabled."""
 CACHED_EVALUATIONS = 30
 """Evaluations kept for reuse; the longest unused go first."""
 SHOWN_SAMPLES = 32
@@ -81,9 +83,10 @@ def evaluate(stage: Stage) -> None:
     evaluations = {
         name: Evaluation(stage, name, resolve_model(stage.folder(producer)), problems, judge)
         for name, producer in MODELS.items()
+        if name not in SHOWN_IF_ENABLED or not is_disabled(stage.folder(producer))
     }
     first = {evaluation.model_digest: name for name, evaluation in reversed(evaluations.items())}
-    distinct = [evaluations[name] for name in MODELS if name in first.values()]
+    distinct = [evaluations[name] for name in evaluations if name in first.values()]
     stage.run.input(test, "test", "evaluation")
     stage.run.text(distinct[0].renderer.text(problems[0].prompt), "rendered_prompt.txt")
 

@@ -1,4 +1,4 @@
-"""PNG plots of a run: learning curves, and Pass@K and Maj@K against K. Equal inputs give equal bytes."""
+"""PNG plots of a run: learning curves, Pass@K and Maj@K against K, a reward model's calibration. Equal inputs give equal bytes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from matplotlib.ticker import MaxNLocator, ScalarFormatter
 STYLES = {
     "base": {"color": "#6b7280", "marker": "o", "linestyle": ":"},
     "sft": {"color": "#0072b2", "marker": "s", "linestyle": "--"},
+    "dpo": {"color": "#7c3aed", "marker": "^", "linestyle": "-."},
     "rl": {"color": "#c2410c", "marker": "D", "linestyle": "-"},
 }
 """Colour, marker and dashes of each model: legible without colour too."""
+REWARD_COLOR = "#0f766e"
 SIZE_INCHES = (4.4, 2.7)
 DPI = 180
 GRID = "#e5e7eb"
@@ -62,6 +64,25 @@ def plot_steps(
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _finish(figure, axes, title, path, {"loc": "best"} if len(names) > 1 else None)
+
+
+def plot_calibration(path: Path, title: str, bins: Sequence[Mapping[str, float]]) -> None:
+    """Accuracy against confidence, a dot a bin (see training.reward_model.calibration), beside the line of perfect calibration.
+
+    A dot's area grows with its pairs.
+    """
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    confidence, accuracy = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
+    largest = max(b["pairs"] for b in bins)
+    axes.plot([0.5, 1.0], [0.5, 1.0], ":", color=INK, linewidth=1.2, label="perfectly calibrated")
+    axes.plot(confidence, accuracy, color=REWARD_COLOR, linewidth=1.2)
+    areas = [12 + 80 * b["pairs"] / largest for b in bins]
+    axes.scatter(confidence, accuracy, s=areas, color=REWARD_COLOR, label="held-out pairs")
+    axes.set_xlim(0.48, 1.02)
+    axes.set_ylim(-0.02, 1.04)
+    axes.set_xlabel("P(preferred > other), predicted")
+    _finish(figure, axes, title, path, {"loc": "lower right"})
 
 
 def _finish(figure: Figure, axes: Any, title: str, path: Path, legend: dict[str, Any] | None) -> None:

@@ -21,8 +21,11 @@ def prepare(stage: Stage) -> None:
     """Publish the three splits; counts.json says what each source gave and what was left out."""
     params = stage.params
     sources = params.prepare.sources
-    files = [_local_file(stage, source) for source in sources]
-    digests = [_checked_digest(source, file) for source, file in zip(sources, files, strict=True)]
+    files = [local_file(stage, str(s.path)) if s.kind == "file" else None for s in sources]
+    digests = [
+        checked_digest(str(source.path), file, source.sha256)
+        for source, file in zip(sources, files, strict=True)
+    ]
     readers = [
         (source, _Counted(read_examples(source, params.seed, file)))
         for source, file in zip(sources, files, strict=True)
@@ -57,15 +60,12 @@ class _Counted:
             yield example
 
 
-def _local_file(stage: Stage, source: SourceConfig) -> Path | None:
-    """Where a file source's bytes are: fetched from its URL, in the tree, or in the tree's home.
+def local_file(stage: Stage, path: str) -> Path:
+    """Where a data file's bytes are: fetched from its URL, in the tree, or in the tree's home.
 
     Paths count from the tree's root; in a workspace, files that git does not carry along are found from the
     main checkout's.
     """
-    if source.kind != "file":
-        return None
-    path = str(source.path)
     if is_url(path):
         return download(path, stage.scratch)
     for root in (stage.root, home(stage.root)):
@@ -74,13 +74,14 @@ def _local_file(stage: Stage, source: SourceConfig) -> Path | None:
     raise BadInput(f"{path}: no such file (seen from {stage.root}); give the path or URL of a data file")
 
 
-def _checked_digest(source: SourceConfig, file: Path | None) -> str | None:
+def checked_digest(path: str, file: Path | None, expected: str | None) -> str | None:
+    """A file's sha256, None where there is no file; BadInput when another is expected."""
     if file is None or not file.is_file():
         return None
     digest = sha256_file(file)
-    if source.sha256 not in (None, digest):
+    if expected not in (None, digest):
         raise BadInput(
-            f"{source.path}: its sha256 is {digest}, the source's sha256 says {source.sha256}; the file has changed"
+            f"{path}: its sha256 is {digest}, the source's sha256 says {expected}; the file has changed"
         )
     return digest
 

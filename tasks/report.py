@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tasks.config import ReportConfig
-from tasks.plots import STYLES, plot_at_k, plot_steps
+from tasks.plots import REWARD_COLOR, STYLES, plot_at_k, plot_calibration, plot_steps
 from tasks.stage import Stage, is_disabled, run_stage
 from tasks.tracking import OUTPUTS
 from training.storage import read_json, write_text
 
-LABELS = {"base": "Base", "sft": "SFT", "rl": "RL"}
+LABELS = {"base": "Base", "sft": "SFT", "dpo": "DPO", "rl": "RL", "reward_model": "Reward model"}
+COLORS = {name: str(style["color"]) for name, style in STYLES.items()} | {"reward_model": REWARD_COLOR}
 HEADLINE_K = 8
 """The K of the headline figures, where it was evaluated; else the largest that was."""
 MEASURES = [
@@ -53,6 +54,16 @@ CURVES: dict[str, list[tuple[str, str, dict[str, str]]]] = {
         ("grad_norm", "Gradient norm", {"grad_norm": "gradient norm"}),
         ("loss", "Loss", {"loss": "loss"}),
     ],
+    "reward_model": [
+        ("accuracy", "Share of pairs ranked right", {"accuracy": "accuracy"}),
+        ("loss", "Loss, nats a pair", {"loss": "loss"}),
+        ("margin", "Reward, chosen minus rejected", {"margin": "margin"}),
+        ("grad_norm", "Gradient norm", {"grad_norm": "gradient norm"}),
+    ],
+    "dpo": [
+        ("loss", "Loss, nats a pair", {"loss": "loss"}),
+        ("grad_norm", "Gradient norm", {"grad_norm": "gradient norm"}),
+    ],
     "sft": [
         ("loss", "Loss, nats a token", {"loss": "loss"}),
         ("grad_norm", "Gradient norm", {"grad_norm": "gradient norm"}),
@@ -72,7 +83,10 @@ def report(stage: Stage) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the page tells: contents of the other stages' outputs, `evaluation` the folder with the samples."""
+    """What the page tells: contents of the other stages' outputs, `evaluation` the folder with the samples.
+
+    `disabled` names the stages that every pipeline has; those that are off unless asked for are just left out.
+    """
 
     summary: dict[str, Any]
     evaluation: Path
@@ -81,12 +95,14 @@ class Inputs:
     source: dict[str, Any] | None
     histories: dict[str, list[dict[str, Any]]]
     disabled: list[str]
+    calibration: list[dict[str, float]] | None = None
 
 
 def read_inputs(root: Path) -> Inputs:
     """Read the outputs under `root`/data; a disabled stage has no history."""
     folders = {name: root / path for name, path in OUTPUTS.items()}
     source = folders["model"] / "source.json"
+    calibration = folders["reward_model"] / "calibration.json"
     return Inputs(
         summary=read_json(folders["evaluate"] / "summary.json"),
         evaluation=folders["evaluate"],
@@ -95,10 +111,11 @@ def read_inputs(root: Path) -> Inputs:
         source=read_json(source) if source.is_file() else None,
         histories={
             name: read_history(folders[name] / "history.jsonl")
-            for name in ("sft", "rl")
+            for name in CURVES
             if not is_disabled(folders[name])
         },
         disabled=[name for name in ("sft", "rl") if is_disabled(folders[name])],
+        calibration=read_json(calibration)["bins"] if calibration.is_file() else None,
     )
 
 
@@ -114,6 +131,12 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
         "results": _result_plots(summary, folder / "plots"),
         **{name: _curve_plots(name, history, folder / "plots") for name, history in inputs.histories.items()},
     }
+    if inputs.calibration:
+        path = folder / "plots" / "reward_model_calibration.png"
+        plot_calibration(path, "Calibration", inputs.calibration)
+        figures["reward_model"].append(
+            _figure(path, "Reward model: accuracy against predicted probability on held-out pairs")
+        )
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -125,7 +148,7 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
     page = environment.get_template("report.html.j2").render(
         title=config.title,
         labels=LABELS,
-        colors={name: style["color"] for name, style in STYLES.items()},
+        colors=COLORS,
         summary=summary,
         models=summary["models"],
         headline=headline(summary),
@@ -251,7 +274,7 @@ def _curve_plots(stage: str, history: Sequence[dict[str, Any]], folder: Path) ->
         }
         if recorded:
             path = folder / f"{stage}_{file}.png"
-            plot_steps(path, title, history, recorded, str(STYLES[stage]["color"]))
+            plot_steps(path, title, history, recorded, COLORS[stage])
             shown.append(_figure(path, f"{LABELS[stage]}: {title} by step"))
     return shown
 

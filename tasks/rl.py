@@ -1,4 +1,4 @@
-"""Stage `rl`: reinforcement learning from graded completions, starting at the SFT model."""
+"""Stage `rl`: reinforcement learning from graded completions, starting at the DPO or SFT model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from tasks.stage import Stage, resolve_model, run_stage
 from training.checkpoint import history_text
 from training.critic import Critic
 from training.experience import Problem
-from training.models import end_token_ids, load_model, load_tokenizer, pick_device, save_model, set_threads
+from training.models import (
+    end_token_ids,
+    load_model,
+    load_reward_model,
+    load_tokenizer,
+    pick_device,
+    save_model,
+    set_threads,
+)
 from training.policy import Policy
 from training.prompts import PromptRenderer
-from training.rewards import RewardSum
+from training.rewards import Reward, RewardSum
+from training.rewards.model import ModelReward
 from training.rl import RLTrainer
 from training.rollout.native import NativeEngine
 
@@ -22,11 +31,10 @@ def rl(stage: Stage) -> None:
     """Train on data/prepared/train.parquet and publish the policy with its history."""
     config, params = stage.params.rl, stage.params
     if not config.enabled:
-        return stage.disable("sft")
+        return stage.disable("dpo")
     set_threads(params.threads)
-    rewards = RewardSum(config.reward_funcs, config.reward_weights, params.rewards)
     start, data, device = (
-        resolve_model(stage.folder("sft")),
+        resolve_model(stage.folder("dpo")),
         stage.folder("prepare") / "train.parquet",
         pick_device(params.device),
     )
@@ -43,6 +51,12 @@ def rl(stage: Stage) -> None:
         )
         for row in rows.to_dict("records")
     ]
+    given: dict[str, Reward] = {}
+    reward_model = None
+    if "model" in config.reward_funcs:
+        reward_model = load_reward_model(resolve_model(stage.folder("reward_model")), device)
+        given["model"] = ModelReward(reward_model, renderer, config.micro_batch_tokens)
+    rewards = RewardSum(config.reward_funcs, config.reward_weights, params.rewards, given)
     model = load_model(start, device)
     policy = Policy(model, config.lora, params.seed)
     reference = load_model(start, device) if config.beta and not policy.has_adapters else None
@@ -50,7 +64,7 @@ def rl(stage: Stage) -> None:
     if config.advantage_estimator == "gae":
         shared = config.value_model == "trunk"
         critic = Critic(model if shared else load_model(start, device), shared)
-    stage.run.table("models", held(policy=model, reference=reference, value=critic))
+    stage.run.table("models", held(policy=model, reference=reference, reward=reward_model, value=critic))
     trainer = RLTrainer(
         policy,
         reference,

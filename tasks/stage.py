@@ -74,26 +74,35 @@ class Stage:
         self.run.artifact(self.output / MANIFEST)
         self.run.tag(output_digest=output_digest(self.output))
 
-    def disable(self, stands_for: str) -> None:
-        """Publish a reference to another stage's model instead of weights, and say so."""
-        model = resolve_model(self.folder(stands_for))
+    def disable(self, stands_for: str | None = None) -> None:
+        """Publish a reference to another stage's model instead of weights, and say so.
+
+        A stage whose output nothing else can stand for leaves a reference to nothing.
+        """
+        reference: dict[str, str | None] = {"model": None, "digest": None}
+        if stands_for:
+            model = resolve_model(self.folder(stands_for))
+            reference = {"model": str(model.relative_to(self.root)), "digest": output_digest(model)}
         with self.publish({}) as folder:
-            write_json(
-                folder / REFERENCE,
-                {"model": str(model.relative_to(self.root)), "digest": output_digest(model)},
-            )
+            write_json(folder / REFERENCE, reference)
         self.run.tag(gradeline__disabled="true")
         print(
-            f"{self.name} disabled: {OUTPUTS[self.name]} refers to {model.relative_to(self.root)}", flush=True
+            f"{self.name} disabled: {OUTPUTS[self.name]} refers to {reference['model'] or 'nothing'}",
+            flush=True,
         )
 
 
 def resolve_model(folder: Path) -> Path:
-    """The folder that holds weights: `folder` itself, or the one that its reference names (checked by digest)."""
+    """The folder that holds weights: `folder` itself, or the one that its reference names (checked by digest).
+
+    Raises BadInput when that one has changed, or when a reference to nothing stands there.
+    """
     reference = folder / REFERENCE
     if not reference.is_file():
         return folder
     target = json.loads(reference.read_text())
+    if target["model"] is None:
+        raise BadInput(f"{folder}: the stage that makes it is disabled, so there is no model")
     model = folder.parents[2] / target["model"]
     if output_digest(model) != target["digest"]:
         raise BadInput(

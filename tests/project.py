@@ -27,10 +27,15 @@ READS = {
     "prepare": [],
     "validate": ["model", "prepare"],
     "sft": ["model", "prepare", "validate"],
-    "rl": ["model", "sft", "prepare", "validate"],
-    "evaluate": ["model", "sft", "rl", "prepare"],
+    "preferences": ["model", "sft", "prepare", "validate"],
+    "dpo": ["model", "sft", "preferences", "validate"],
+    "reward_model": ["model", "sft", "preferences"],
+    "rl": ["model", "sft", "dpo", "reward_model", "prepare", "validate"],
+    "evaluate": ["model", "sft", "dpo", "rl", "prepare"],
     "report": ["evaluate", "validate"],
 }
+OPTIONAL = ("preferences", "dpo", "reward_model")
+"""Stages that are off unless asked for; the small project asks for them."""
 STAGE = """
 import json, os, subprocess, sys, time
 from pathlib import Path
@@ -58,7 +63,7 @@ def body(stage: Stage) -> None:
         time.sleep(600)
     section = stage.params.section("{name}")
     if not getattr(section, "enabled", True):
-        return stage.disable({{"sft": "model", "rl": "sft"}}["{name}"])
+        return stage.disable({{"sft": "model", "dpo": "sft", "rl": "dpo"}}.get("{name}"))
     stage.run.progress(1, 2, reward=0.5)
     with stage.publish({{"score": float(len(READS))}}) as folder:
         (folder / "text").write_text(section.model_dump_json())
@@ -90,6 +95,7 @@ def make_project(root: Path) -> Path:
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}, sort_keys=False))
     (root / "params.yaml").write_text(dump_params(Params()))
     set_params(root, rl__beta=0.0, sft__num_steps=20, flow__retry_delay_seconds=0.1)
+    set_params(root, **{f"{name}__enabled": True for name in OPTIONAL})
     (root / "configs").mkdir()
     (root / "configs" / "small.yaml").write_text("rl: {num_steps: 3}\n")
     shutil.copy(REPOSITORY / ".gitignore", root / ".gitignore")

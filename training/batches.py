@@ -35,6 +35,7 @@ class Layout:
     input_ids, position_ids: [R, T]; attention_mask: [R, 1, T, T] bool, True where a query (dim 2) sees a key.
     sources, targets: [N] for every branch token in order of trees, branches, tokens: the flat index (r * T + t)
     of the position that predicts it, and its id.
+    ends: [M] for every branch: the flat index of its last token (the prefix's last for an empty branch).
     """
 
     input_ids: torch.Tensor
@@ -42,6 +43,7 @@ class Layout:
     attention_mask: torch.Tensor
     sources: torch.Tensor
     targets: torch.Tensor
+    ends: torch.Tensor
 
 
 def lay_out(rows: list[list[Tree]], pad_id: int, device: torch.device) -> Layout:
@@ -53,6 +55,7 @@ def lay_out(rows: list[list[Tree]], pad_id: int, device: torch.device) -> Layout
     branches = torch.zeros(len(rows), length, dtype=torch.long)
     sources: list[int] = []
     targets: list[int] = []
+    ends: list[int] = []
     for r, row in enumerate(rows):
         t = 0
         for number, tree in enumerate(row):
@@ -67,6 +70,8 @@ def lay_out(rows: list[list[Tree]], pad_id: int, device: torch.device) -> Layout
                 if branch and tokens:
                     sources += [r * length + prefix_end - 1, *range(r * length + t, r * length + end - 1)]
                     targets += tokens
+                if branch:
+                    ends.append(r * length + (end if tokens else prefix_end) - 1)
                 t = end
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     same_tree = trees[:, :, None] == trees[:, None, :]
@@ -78,6 +83,7 @@ def lay_out(rows: list[list[Tree]], pad_id: int, device: torch.device) -> Layout
         visible[:, None].to(device),
         torch.tensor(sources, dtype=torch.long, device=device),
         torch.tensor(targets, dtype=torch.long, device=device),
+        torch.tensor(ends, dtype=torch.long, device=device),
     )
 
 

@@ -271,6 +271,81 @@ class SFTConfig(Section):
     """Adapters instead of full weights."""
 
 
+class PreferencesConfig(Section):
+    """Pairs of completions of one prompt, one preferred to the other: what `dpo` and `reward_model` learn from."""
+
+    enabled: bool = False
+    """False: the stage writes a marker instead of pairs."""
+    source: Literal["rollouts", "file"] = "rollouts"
+    """`rollouts` samples from the SFT model and pairs completions by the grader's reward, `file` reads people's choices."""
+    path: str | None = None
+    """file: path (from the tree's root) or URL of a .jsonl, .jsonl.gz, .json, .parquet or .csv file."""
+    sha256: str | None = None
+    """file: hex digest the file must have; null takes any. A changed file alone starts no rerun, a changed digest does."""
+    prompt_column: str = "prompt"
+    """file: column with the prompt: a text, or chat messages of which the last is the user's."""
+    chosen_column: str = "chosen"
+    """file: column with the preferred completion: a text, a chat message, or messages that end with it."""
+    rejected_column: str = "rejected"
+    """file: column with the other completion, in any of the same forms."""
+    margin_column: str | None = None
+    """file: column with a number that says how much better chosen is; null means 0 for every pair."""
+    num_problems: Count = 256
+    """rollouts: problems sampled, the first of the train split (which is in hash order)."""
+    num_samples: Annotated[int, Field(ge=2)] = 8
+    """rollouts: completions per problem."""
+    temperature: PositiveReal = 1.0
+    """rollouts: sampling temperature."""
+    max_completion_length: Count = 64
+    """rollouts: longest completion, in tokens; one cut off there is not paired."""
+    batch_size: Count = 128
+    """rollouts: completions generated at once; bounds memory, never changes the samples' seeds."""
+    max_pairs_per_problem: Count = 4
+    """rollouts: most pairs made of one problem's completions, chosen at random where there are more."""
+    validation: Annotated[Real, Field(gt=0, lt=1)] = 0.1
+    """Share of the prompts, by a hash of their text, whose pairs are held out."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> PreferencesConfig:
+        if self.source == "file" and self.path is None:
+            raise ValueError("source file needs path")
+        return self
+
+
+class DPOConfig(Section):
+    """Direct preference optimisation between SFT and RL."""
+
+    enabled: bool = False
+    """False: the stage writes a reference to the SFT model instead of weights."""
+
+
+class RewardModelConfig(Section):
+    """A scalar reward learnt from preference pairs (InstructGPT: Ouyang et al. 2022, arXiv:2203.02155)."""
+
+    enabled: bool = False
+    """False: the stage writes a marker instead of weights."""
+    init: Literal["sft", "base"] = "sft"
+    """Model whose transformer the reward model starts from; its head is new."""
+    num_steps: Count = 50
+    """Optimizer steps."""
+    batch_size: Count = 16
+    """Pairs per optimizer step."""
+    max_length: Count = 512
+    """Longest prompt + completion, in tokens; a pair with a longer one is dropped and counted, never cut."""
+    micro_batch_tokens: Count = 4096
+    """Padded tokens in one forward pass; bounds memory, never changes the gradient."""
+    margin: bool = False
+    """Ask each pair's rewards to differ by the pair's margin (Llama 2: arXiv:2307.09288, eq. 2)."""
+    center_rewards_coefficient: Annotated[Real, Field(ge=0)] = 0.0
+    """Weight of the term that keeps rewards around 0 (Eisenstein et al. 2023, arXiv:2312.09244); 0.01 is usual."""
+    checkpoint_every: Count = 50
+    """Optimizer steps between checkpoints."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
+    """Optimizer of the reward model."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters in the transformer instead of full weights; the head is trained whole."""
+
+
 class RLConfig(Section):
     """Reinforcement learning from graded completions; an algorithm is a choice on these switches.
 
@@ -293,7 +368,7 @@ class RLConfig(Section):
     """Sampling temperature; log-probabilities are those of the tempered distribution."""
 
     reward_funcs: Annotated[list[str], Field(min_length=1)] = ["math"]
-    """Rewards to add up: `math`, `format`, `overlong`, or a function of your own as `package.module:function`."""
+    """Rewards to add up: `math`, `format`, `overlong`, `model` (the reward model), or your own `package.module:function`."""
     reward_weights: list[Real] | None = None
     """One weight for each of reward_funcs; null means 1.0 each."""
     missing_eos_penalty: Annotated[Real, Field(ge=0)] = 0.0

@@ -42,7 +42,7 @@ class Critic:
 
     def __call__(self, layout: Layout, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Value before each branch token of the layout, [N]; `hidden` [N, H] are the shared trunk's states."""
-        states = hidden_states(self.trunk, layout) if hidden is None else hidden
+        states = hidden_states(self.trunk, layout, layout.sources) if hidden is None else hidden
         return self.head(states).squeeze(-1).float()
 
     def save(self, folder: Path) -> None:

@@ -58,8 +58,8 @@ class _LinearLogSoftmax(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
-def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
-    """Last hidden states [N, H] of the positions that predict the layout's branch tokens."""
+def hidden_states(model: PreTrainedModel, layout: Layout, positions: torch.Tensor) -> torch.Tensor:
+    """Last hidden states [N, H] of the layout's flat `positions` [N], such as its `sources` or its `ends`."""
     trunk = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
     states = trunk(
         input_ids=layout.input_ids,
@@ -67,7 +67,7 @@ def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
         position_ids=layout.position_ids,
         use_cache=False,
     ).last_hidden_state
-    return states.flatten(0, 1)[layout.sources]
+    return states.flatten(0, 1)[positions]
 
 
 def logprobs_of(
@@ -86,7 +86,7 @@ def token_logprobs(
 
     Both are of the distribution softmax(logits / temperature), the one that completions are sampled from.
     """
-    return logprobs_of(model, hidden_states(model, layout), layout.targets, temperature)
+    return logprobs_of(model, hidden_states(model, layout, layout.sources), layout.targets, temperature)
 
 
 def _mask_for(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GgufConfig,
     LlamaConfig,
@@ -88,6 +89,43 @@ def check_folder(folder: Path) -> None:
 def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
     """A causal language model in evaluation mode; float32 on the CPU, its own dtype on CUDA."""
     return _load_cpu(folder).to(device)  # type: ignore[arg-type]
+
+
+def new_reward_model(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int
+) -> Any:
+    """The language model in `folder` with a scalar head, drawn from N(0, 1/(width + 1)), for its output layer.
+
+    The head's start is that of Stiennon et al. 2020 (arXiv:2009.01325). Plain transformers finds a text's last
+    token by comparing with the padding token; where that is the end token too, it is left out of the config, so
+    that plain transformers scores one text at a time and refuses a batch instead of reading the wrong token.
+    Raises BadInput for an architecture whose head is not the usual linear layer.
+    """
+    model = load_reward_model(folder, torch.device("cpu"))
+    pad = tokenizer.pad_token_id
+    model.config.get_text_config().pad_token_id = None if pad == tokenizer.eos_token_id else pad
+    weight = model.score.weight
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(derive_seed(seed, "reward_model/head"))
+        weight.copy_(torch.randn(weight.shape) / (weight.shape[1] + 1) ** 0.5)
+    return model.to(device)
+
+
+def load_reward_model(folder: Path, device: torch.device) -> Any:
+    """A model with a scalar head in evaluation mode; float32 on the CPU, its own dtype on CUDA."""
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        num_labels=1,
+        dtype="auto" if torch.cuda.is_available() else torch.float32,
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="sdpa",
+    )
+    if not isinstance(getattr(model, "score", None), torch.nn.Linear):
+        raise BadInput(
+            f"{folder}: {type(model).__name__} has no linear layer `score`; use a decoder-only model"
+        )
+    return model.eval().to(device)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

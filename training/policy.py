@@ -14,7 +14,7 @@ from training.randomness import derive_seed
 
 
 class Policy:
-    """A causal language model with its trainable parameters.
+    """A causal language model, or a reward model, with its trainable parameters.
 
     With LoRA the wrapped model shares the base model's weights, so switching the adapter off gives the
     reference without a second copy.
@@ -49,12 +49,13 @@ def _with_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> Any:
     from peft import LoraConfig as PeftLora
     from peft import get_peft_model
 
+    task = "SEQ_CLS" if hasattr(model, "score") else "CAUSAL_LM"  # a reward model's head is trained whole
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "lora/init"))
         return get_peft_model(
             model,
             PeftLora(
-                task_type="CAUSAL_LM",
+                task_type=task,
                 r=lora.r,
                 lora_alpha=lora.alpha,  # type: ignore[arg-type]
                 lora_dropout=lora.dropout,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedTokenizerBase
 
 from training.config import PromptConfig
 from training.errors import BadInput
+
+Message = dict[str, str]
+"""One message of a conversation: its `role` (system, user or assistant) and `content`."""
 
 
 class PromptRenderer:
@@ -25,12 +30,20 @@ class PromptRenderer:
                 "or `none` to show the question as plain text"
             )
 
-    def text(self, prompt: str) -> str:
-        """The exact text that the model continues."""
+    def text(self, prompt: str, context: Sequence[Message] = ()) -> str:
+        """The exact text that the model continues; `context` are the messages before the user's last one.
+
+        A system message in the context stands in for the recipe's. Raises BadInput for a context without a chat
+        template.
+        """
         if self._template == "none":
+            if context:
+                raise BadInput(
+                    "prompt.chat_template = none: a conversation of several messages needs a chat template"
+                )
             return (self.config.system or "") + prompt
-        messages = [{"role": "user", "content": prompt}]
-        if self.config.system is not None:
+        messages = [*context, {"role": "user", "content": prompt}]
+        if self.config.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.config.system})
         return str(
             self.tokenizer.apply_chat_template(
@@ -38,9 +51,9 @@ class PromptRenderer:
             )
         )
 
-    def ids(self, prompt: str) -> list[int]:
-        """Token ids of `text(prompt)`."""
-        return self._encode(self.text(prompt))
+    def ids(self, prompt: str, context: Sequence[Message] = ()) -> list[int]:
+        """Token ids of `text(prompt, context)`."""
+        return self._encode(self.text(prompt, context))
 
     def completion_ids(self, completion: str) -> list[int]:
         """Token ids of a reference completion with the end token, which SFT trains too."""

@@ -132,9 +132,8 @@ class RLTrainer:
             groups += _groups(more, config)
             rollout.seconds["rollout"] += more.seconds["rollout"]
             rollout.seconds["grade"] += more.seconds["grade"]
-        groups.sort(
-            key=lambda group: not group.spread
-        )  # stable: those with spread first, each kind in its order
+        # a stable sort: those with spread first, each kind in its order
+        groups.sort(key=lambda group: not group.spread)
         kept = groups[: config.prompts_per_step]
         metrics = {"dynamic_sampling/rounds": rounds, "dynamic_sampling/discarded": len(groups) - len(kept)}
         return _joined(kept, rollout.seconds, {name: float(value) for name, value in metrics.items()})
@@ -228,7 +227,7 @@ class RLTrainer:
         repeated = [problem for problem in problems for _ in range(size)]
         columns = {name: [problem.columns[name] for problem in repeated] for name in problems[0].columns}
         columns["finish_reason"] = [completion.finish_reason for completion in completions]
-        columns["num_tokens"] = [len(completion.ids) for completion in completions]
+        columns["completion_ids"] = [completion.ids for completion in completions]
         scores = self.rewards.score([problem.prompt for problem in repeated], texts, **columns)
         seconds = {"rollout": sampled - started, "grade": time.monotonic() - sampled}
         return Rollout(problems, completions, texts, scores, seconds, {})
@@ -246,7 +245,7 @@ class RLTrainer:
             for groups in self._micro_batches(batch, batch.groups):
                 layout = lay_out([[batch.trees[g]] for g in groups], self.pad_id, model.device)
                 flat, _ = logprobs_of(
-                    model, hidden_states(model, layout), layout.targets, self.config.temperature
+                    model, hidden_states(model, layout, layout.sources), layout.targets, self.config.temperature
                 )
                 found = found.to(flat.dtype)
                 found[batch.rows(groups)] = batch.dense(flat, groups).cpu()
@@ -268,7 +267,7 @@ class RLTrainer:
         """Add one micro-batch's share of the gradient; returns its share of the step's metrics."""
         config, device, rows = self.config, self.policy.model.device, batch.rows(groups)
         layout = lay_out([[batch.trees[g]] for g in groups], self.pad_id, device)
-        hidden = hidden_states(self.policy.model, layout)
+        hidden = hidden_states(self.policy.model, layout, layout.sources)
         flat_logprobs, flat_entropy = logprobs_of(
             self.policy.model, hidden, layout.targets, config.temperature
         )

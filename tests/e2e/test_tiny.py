@@ -15,7 +15,7 @@ from mlflow.entities import Run
 
 from tasks.config import STAGES, dump_params, load_params
 from tasks.tracking import OUTPUTS, open_store, output_digest
-from tests.project import REPOSITORY, dvc, git, gradeline
+from tests.project import OPTIONAL, REPOSITORY, dvc, git, gradeline
 from training.storage import verify
 
 pytestmark = pytest.mark.e2e
@@ -63,6 +63,11 @@ def how_stages_ended(run: Run) -> dict[str, str]:
     return {stage: run.data.tags[f"stage.{stage}"].partition(":")[0] for stage in STAGES}
 
 
+def every_stage(ended: str) -> dict[str, str]:
+    """Every stage ended so, but for those that are off unless asked for."""
+    return dict.fromkeys(STAGES, ended) | dict.fromkeys(OPTIONAL, "disabled")
+
+
 def test_a_first_run_trains_evaluates_and_records(clone):
     said = ok(gradeline(clone, "run"))
     assert "Pass@1" in said
@@ -75,7 +80,7 @@ def test_a_first_run_trains_evaluates_and_records(clone):
 
     parent = last_pipeline(clone)
     assert parent.info.status == "FINISHED"
-    assert how_stages_ended(parent) == dict.fromkeys(STAGES, "ran")
+    assert how_stages_ended(parent) == every_stage("ran")
     assert parent.data.metrics["evaluate/rl/pass_at_1"] == metrics["rl/pass_at_1"]
     assert parent.data.params["rl.num_steps"] == "40"
     nested = runs(clone, f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
@@ -112,7 +117,7 @@ def test_a_second_run_finds_everything_cached(clone):
     assert digests(clone) == before
     again = last_pipeline(clone)
     assert again.info.run_id != first.info.run_id
-    assert how_stages_ended(again) == dict.fromkeys(STAGES, "cached")
+    assert how_stages_ended(again) == every_stage("cached")
     made = {stage: first.data.tags[f"stage.{stage}"].partition(":")[2] for stage in STAGES}
     assert {stage: again.data.tags[f"stage.{stage}"].partition(":")[2] for stage in STAGES} == made
     assert again.data.metrics == first.data.metrics
@@ -161,7 +166,7 @@ def test_the_same_params_give_the_same_bytes_in_two_workspaces(clone):
         ]
         ok(gradeline(clone, "run", *arguments))
         ended = how_stages_ended(last_pipeline(clone))
-        assert {stage for stage, how in ended.items() if how == "ran"} >= set(STAGES) - {"prepare"}
+        assert {stage for stage, how in ended.items() if how == "ran"} >= set(STAGES) - {"prepare", *OPTIONAL}
     one, two = [clone / ".gradeline" / "workspaces" / name for name in ("one", "two")]
     assert digests(one) == digests(two)
     assert (one / "data/models/rl/model.safetensors").read_bytes() == (
@@ -183,7 +188,7 @@ def test_plain_dvc_repro_gives_the_same_outputs_and_records(clone, tmp_path):
     assert digests(plain) == digests(clone / ".gradeline" / "workspaces" / "one")
     [parent] = runs(plain, "tags.`gradeline.kind` = 'pipeline'")
     assert parent.info.status == "FINISHED"
-    assert how_stages_ended(parent) == dict.fromkeys(STAGES, "ran")
+    assert how_stages_ended(parent) == every_stage("ran")
     same = runs(clone, "tags.`gradeline.kind` = 'pipeline'")[0]
     assert parent.data.metrics == same.data.metrics
     assert parent.data.params == same.data.params
@@ -226,3 +231,29 @@ def test_a_question_of_the_test_split_in_train_stops_before_training(clone):
     assert "1 2 3" in done.stderr + done.stdout
     assert "leak" in done.stderr
     assert not (clone / ".gradeline/workspaces/leak/data/models/sft").exists()
+
+
+def test_a_reward_model_learnt_from_graded_rollouts_is_used_in_rl(clone):
+    settings = {
+        "preferences.enabled": "true",
+        "preferences.num_problems": 128,
+        "preferences.num_samples": 8,
+        "preferences.max_completion_length": 4,
+        "reward_model.enabled": "true",
+        "reward_model.num_steps": 60,
+        "reward_model.batch_size": 32,
+        "reward_model.optimizer.learning_rate": "3.0e-3",
+        "rl.reward_funcs": "[model]",
+        "rl.num_steps": 10,
+    }
+    arguments = [part for key, value in settings.items() for part in ("-S", f"{key}={value}")]
+    ok(gradeline(clone, "run", "-c", "tiny", *arguments, "--name", "reward"))
+    tree = clone / ".gradeline" / "workspaces" / "reward"
+    ended = how_stages_ended(last_pipeline(clone))
+    assert (ended["preferences"], ended["dpo"], ended["reward_model"]) == ("ran", "disabled", "ran")
+    metrics = json.loads((tree / "data/models/reward/metrics.json").read_text())
+    assert metrics["eval_accuracy"] > 0.5
+    history = [json.loads(line) for line in (tree / "data/models/rl/history.jsonl").read_text().splitlines()]
+    assert history[-1]["reward"] > history[0]["reward"]
+    assert "Reward model" in (tree / "data/reports/run/index.html").read_text()
+    assert "| DPO" not in (tree / "data/reports/run/table.md").read_text()

@@ -68,7 +68,7 @@ def test_a_run_with_nothing_to_do_needs_no_server_and_records_the_numbers(finish
     newest = client.search_runs([experiment], order_by=["attributes.start_time DESC"])[0]
     assert newest.info.run_id in done.stdout
     assert newest.info.status == "FINISHED"
-    assert newest.data.metrics["rl/score"] == 4.0
+    assert newest.data.metrics["rl/score"] == 6.0
     assert all(newest.data.tags[f"stage.{name}"].startswith("cached:") for name in STAGES)
 
 

@@ -58,6 +58,8 @@ class SmallTree:
             subprocess.run(["git", *identity, *command], cwd=root, check=True)
         self.publish_model("base", seed=1)
         self.publish_reference("sft", "base")
+        self.publish_reference("dpo", "base")
+        self.publish_reference("reward", None)
         self.publish_model("rl", seed=2)
         self.publish_data(8)
 
@@ -94,13 +96,15 @@ class SmallTree:
                 ]
                 (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def publish_reference(self, name: str, target: str) -> None:
+    def publish_reference(self, name: str, target: str | None) -> None:
         """What a disabled stage leaves."""
-        model = self.root / "data/models" / target
+        model = self.root / "data/models" / target if target else None
+        reference = {
+            "model": f"data/models/{target}" if target else None,
+            "digest": output_digest(model) if model else None,
+        }
         with publishing(self.root / "data/models" / name) as folder:
-            write_json(
-                folder / "reference.json", {"model": f"data/models/{target}", "digest": output_digest(model)}
-            )
+            write_json(folder / "reference.json", reference)
             write_json(folder / "metrics.json", {})
 
     def publish_data(self, num_test: int) -> None:

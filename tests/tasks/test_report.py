@@ -201,3 +201,18 @@ def test_the_stage_reports_what_the_other_stages_published(small_tree):
     assert (output / "table.md").read_text() == table_markdown(
         read_json(small_tree.root / "data/evaluation/summary.json")
     )
+
+
+def test_a_reward_model_is_shown_with_its_curves_and_calibration(inputs, tmp_path):
+    steps = [
+        {"step": s, "loss": 1 / s, "accuracy": 0.9, "margin": 1.0, "grad_norm": 1.0} for s in range(1, 4)
+    ]
+    bins = [{"low": 0.9, "high": 0.95, "pairs": 7, "confidence": 0.93, "accuracy": 0.86}]
+    trained = replace(inputs, histories=inputs.histories | {"reward_model": steps}, calibration=bins)
+    write_report(trained, ReportConfig(), tmp_path)
+    plots = {path.name for path in (tmp_path / "plots").glob("reward_model_*.png")}
+    shown = ("accuracy", "loss", "margin", "grad_norm", "calibration")
+    assert plots == {f"reward_model_{name}.png" for name in shown}
+    text = " ".join(Page((tmp_path / "index.html").read_text()).text.split())
+    assert "Reward model 3 steps." in text
+    assert "DPO" not in text

@@ -54,7 +54,11 @@ def test_a_second_dvc_repro_ends_finished_though_its_last_stages_were_cached(fin
     parent = runs(finished, "pipeline")[0]
     assert parent.info.status == "FINISHED"
     origins = {name: parent.data.tags.get(f"stage.{name}", "").split(":")[0] for name in STAGES}
-    assert origins == dict.fromkeys(STAGES[:4], "cached") | {"rl": "ran", "evaluate": "", "report": ""}
+    assert origins == dict.fromkeys(STAGES[: STAGES.index("rl")], "cached") | {
+        "rl": "ran",
+        "evaluate": "",
+        "report": "",
+    }
     assert "evaluate/score" not in parent.data.metrics  # its output is older than this run
 
 

@@ -59,7 +59,7 @@ def test_dvc_is_initialised_where_it_is_not_without_touching_the_index(project: 
 def test_before_the_first_run_every_stage_says_so(project: Path) -> None:
     assert [(stage.state, stage.reasons) for stage in versioning.plan(project)] == [
         ("stale", ["has not run here yet"])
-    ] * 7
+    ] * len(STAGES)
 
 
 def test_what_changed_is_named_and_what_depends_on_it_waits(finished: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_changed_is_named_and_what_depends_on_it_waits(finished: Path) -> N
     set_params(finished, rl__beta=0.04)
     plan = {stage.name: stage for stage in versioning.plan(finished)}
     assert plan["rl"].reasons == ["rl.beta: 0.0 → 0.04"]
-    assert states(finished) == dict.fromkeys(STAGES[:4], "cached") | {
+    assert states(finished) == dict.fromkeys(STAGES[: STAGES.index("rl")], "cached") | {
         "rl": "stale",
         "evaluate": "downstream",
         "report": "downstream",

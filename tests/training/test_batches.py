@@ -64,3 +64,10 @@ def test_packing_holds_every_item_once_within_capacity(sizes, capacity):
     rows = pack(sizes, capacity)
     assert sorted(i for row in rows for i in row) == list(range(len(sizes)))
     assert all(len(r) == 1 or sum(sizes[i] for i in r) <= capacity for r in rows)
+
+
+def test_a_branch_ends_at_its_last_token_whatever_follows_it():
+    """Rows of 5: a tree with two branches; a tree with an empty branch, one behind it, and padding."""
+    layout = lay_out([[Tree([9, 9], [[1, 1], [2]])], [Tree([9], [[]]), Tree([9, 9], [[3]])]], 0, CPU)
+    assert layout.input_ids.shape == (2, 5)
+    assert layout.ends.tolist() == [3, 4, 5, 8]

@@ -81,7 +81,7 @@ def require_columns(wanted: Collection[str], present: Collection[str], place: st
         if column not in present:
             raise BadInput(
                 f"{place}: no column {column!r}; it has {', '.join(map(repr, present)) or 'none'} "
-                "(question_column, answer_column and solution_column of the source name the columns)"
+                "(the settings that end in _column name the columns)"
             )
 
 

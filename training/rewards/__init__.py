@@ -2,15 +2,15 @@
 
     f(prompts, completions, **columns) -> list[float | None]
 
-`prompts` and `completions` are texts; `columns` are the rows' other columns (`answer`, `source`, `id`), and in RL
-`finish_reason` and `num_tokens`. None means "not applicable here".
+`prompts` and `completions` are texts; `columns` are the rows' other columns (`answer`, `source`, `id`) and
+`finish_reason`, and in RL `completion_ids`, the sampled token ids. None means "not applicable here".
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from training.rewards.overlong import OverlongReward
 Reward = Callable[..., list[float | None]]
 """A reward function, called by keyword as above."""
 
-BUILT_IN = ("math", "format", "overlong")
+BUILT_IN = ("math", "format", "overlong", "model")
 
 
 def load_reward(name: str, config: RewardsConfig) -> Reward:
@@ -38,6 +38,8 @@ def load_reward(name: str, config: RewardsConfig) -> Reward:
         return FormatReward(config.format.pattern)
     if name == "overlong":
         return OverlongReward(config.overlong.max_length, config.overlong.buffer)
+    if name == "model":
+        raise BadInput("reward 'model': the reward model is there in RL only; accepted here: math, format")
     module_name, separator, function = name.partition(":")
     if not separator:
         raise BadInput(
@@ -63,12 +65,22 @@ class Scores:
 
 
 class RewardSum:
-    """A weighted sum of rewards, remembering each part by name."""
+    """A weighted sum of rewards, remembering each part by name.
 
-    def __init__(self, names: Sequence[str], weights: Sequence[float] | None, config: RewardsConfig) -> None:
+    `given` holds functions that are there already, such as one that keeps a model; the others are loaded by name.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        weights: Sequence[float] | None,
+        config: RewardsConfig,
+        given: Mapping[str, Reward] | None = None,
+    ) -> None:
         self.names = list(names)
         self.weights = list(weights) if weights is not None else [1.0] * len(self.names)
-        self.functions = [load_reward(name, config) for name in self.names]
+        known = given or {}
+        self.functions = [known[name] if name in known else load_reward(name, config) for name in self.names]
 
     def score(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> Scores:
         """Grade each completion; parts that return None are left out of its sum.

@@ -1,0 +1,100 @@
+"""Stage `preferences`: pairs of completions for `dpo` and `reward_model`, with counts.json beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pandas as pd
+
+from tasks.prepare import checked_digest, local_file
+from tasks.stage import Stage, resolve_model, run_stage
+from training.errors import BadInput
+from training.models import (
+    context_length,
+    end_token_ids,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    set_threads,
+)
+from training.preferences import (
+    SPLITS,
+    Pair,
+    divide_pairs,
+    pairs_from_file,
+    pairs_from_rollouts,
+    write_pairs,
+)
+from training.prompts import PromptRenderer
+from training.rewards import RewardSum
+from training.rollout.native import NativeEngine
+from training.storage import write_json
+
+
+def preferences(stage: Stage) -> None:
+    """Publish train.parquet and validation.parquet; counts.json says where the pairs come from."""
+    config = stage.params.preferences
+    if not config.enabled:
+        return stage.disable()
+    pairs, counts = from_file(stage) if config.source == "file" else from_rollouts(stage)
+    splits = divide_pairs(pairs, config.validation)
+    counts["duplicates"] = len(pairs) - sum(map(len, splits.values()))
+    if not all(splits.values()):
+        shown = ", ".join(f"{name} {number}" for name, number in counts.items())
+        raise BadInput(
+            f"preferences: {len(splits['train'])} pairs to train on and {len(splits['validation'])} held out, at least "
+            f"one of each is needed ({shown}); give more rows, num_problems or num_samples, or another "
+            f"preferences.validation than {config.validation}"
+        )
+    counts.update({f"pairs_{split}": len(splits[split]) for split in SPLITS})
+    with stage.publish({name: float(number) for name, number in counts.items()}) as folder:
+        for split in SPLITS:
+            write_pairs(folder / f"{split}.parquet", splits[split])
+        write_json(folder / "counts.json", {"source": config.source, "path": config.path, **counts})
+    for split in SPLITS:
+        stage.run.input(stage.output / f"{split}.parquet", split, split)
+    columns = ("prompt", "chosen", "rejected", "margin")
+    shown_pairs = [{name: getattr(pair, name) for name in columns} for pair in splits["train"][:32]]
+    stage.run.table("pairs", shown_pairs)
+    print(f"preferences: {', '.join(f'{name} {number}' for name, number in counts.items())}", flush=True)
+
+
+def from_file(stage: Stage) -> tuple[list[Pair], Counter[str]]:
+    """People's choices, from a file in the tree or its home, or behind a URL."""
+    config = stage.params.preferences
+    path = str(config.path)
+    file = local_file(stage, path)
+    checked_digest(path, file, config.sha256)
+    return pairs_from_file(file, config)
+
+
+def from_rollouts(stage: Stage) -> tuple[list[Pair], Counter[str]]:
+    """Completions of train problems, sampled from the SFT model and graded by `rewards.grader`."""
+    params, config = stage.params, stage.params.preferences
+    set_threads(params.threads)
+    folder, data = resolve_model(stage.folder("sft")), stage.folder("prepare") / "train.parquet"
+    frame = pd.read_parquet(data)
+    if config.num_problems > len(frame):
+        raise BadInput(
+            f"preferences.num_problems = {config.num_problems}: {data.name} holds {len(frame)} problems; "
+            "ask for at most as many"
+        )
+    rows = [{str(k): v for k, v in row.items()} for row in frame.head(config.num_problems).to_dict("records")]
+    tokenizer = load_tokenizer(folder)
+    renderer = PromptRenderer(tokenizer, params.prompt)
+    longest, context = max(len(renderer.ids(row["prompt"])) for row in rows), context_length(folder)
+    if longest + config.max_completion_length > context:
+        raise BadInput(
+            f"preferences.max_completion_length = {config.max_completion_length}: with the longest prompt ({longest} "
+            f"tokens) it exceeds the model's context of {context} tokens; at most {context - longest} fit"
+        )
+    stage.run.input(data, "train", "training")
+    stage.run.text(renderer.text(rows[0]["prompt"]), "rendered_prompt.txt")
+    model = load_model(folder, pick_device(params.device))
+    engine = NativeEngine(model, end_token_ids(model, tokenizer), config.batch_size)
+    grader = RewardSum([params.rewards.grader], None, params.rewards)
+    return pairs_from_rollouts(rows, engine, renderer, grader, config, params.seed, stage.run)
+
+
+if __name__ == "__main__":
+    run_stage("preferences", preferences)

@@ -1,0 +1,156 @@
+"""Stages `preferences` and `reward_model`, run for real on small models, and RL on what they made."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from tasks.dpo import dpo
+from tasks.preferences import preferences
+from tasks.reward_model import reward_model
+from tasks.rl import rl
+from tasks.stage import BAD_INPUT, _run, is_disabled, resolve_model
+from training.errors import BadInput
+from training.storage import read_json, verify
+
+OFF = {"preferences__enabled": False, "reward_model__enabled": False, "rl__reward_funcs": ["math"]}
+
+
+def outcome(tree, stage):
+    return read_json(tree.root / ".gradeline" / "outcome" / f"{stage}.json")
+
+
+def history(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def compared(small_tree):
+    """Choices between a sum's answer and a letter, and a reward model learnt from them."""
+    rows = [
+        {"prompt": f"{i}+{j}=", "chosen": str(i + j), "rejected": "abc"[j % 3]}
+        for i in range(8)
+        for j in range(8)
+    ]
+    (small_tree.root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small_tree.set(
+        preferences={"enabled": True, "source": "file", "path": "pairs.jsonl", "validation": 0.25},
+        reward_model={
+            "enabled": True,
+            "num_steps": 30,
+            "batch_size": 16,
+            "checkpoint_every": 10,
+            "optimizer": {"learning_rate": 5e-3},
+        },
+    )
+    assert _run("preferences", preferences) == 0
+    assert _run("reward_model", reward_model) == 0
+    return small_tree
+
+
+def test_pairs_are_published_in_two_splits_with_their_counts(compared):
+    output = compared.root / "data/preferences"
+    verify(output)
+    train, validation = (pd.read_parquet(output / f"{split}.parquet") for split in ("train", "validation"))
+    assert list(train) == ["id", "context", "prompt", "chosen", "rejected", "margin"]
+    assert not set(train["prompt"]) & set(validation["prompt"])
+    counts = read_json(output / "counts.json")
+    assert (counts["source"], counts["path"], counts["rows"]) == ("file", "pairs.jsonl", 64)
+    assert (counts["pairs_train"], counts["pairs_validation"]) == (len(train), len(validation))
+    assert len(train) + len(validation) == 64
+
+
+def test_the_reward_model_is_published_with_history_and_calibration(compared):
+    output = compared.root / "data/models/reward"
+    verify(output)
+    metrics, calibration = read_json(output / "metrics.json"), read_json(output / "calibration.json")
+    assert metrics["eval_accuracy"] > 0.9
+    assert metrics["eval_calibration_error"] == calibration["expected_calibration_error"]
+    assert sum(one["pairs"] for one in calibration["bins"]) == metrics["pairs_validation"]
+    assert (output / "calibration.png").read_bytes()[:4] == b"\x89PNG"
+    assert [row["step"] for row in history(output)] == list(range(1, 31))
+    assert history(output)[-1]["loss"] == metrics["final_loss"]
+
+
+def test_rl_adds_the_reward_models_score(compared):
+    compared.set(
+        rl__reward_funcs=["math", "model"], rl__num_steps=2, rl__prompts_per_step=4, rl__num_generations=4
+    )
+    assert _run("rl", rl) == 0
+    for row in history(compared.root / "data/models/rl"):
+        assert row["rewards/model/failures"] == 0
+        assert row["reward"] == pytest.approx(row["rewards/math/mean"] + row["rewards/model/mean"])
+
+
+def test_completions_of_the_model_itself_are_paired_by_the_grader(compared):
+    compared.set(
+        preferences={
+            "enabled": True,
+            "num_problems": 4,
+            "num_samples": 1000,
+            "batch_size": 1000,
+            "max_completion_length": 6,
+            "max_pairs_per_problem": 5,
+            "validation": 0.3,
+        }
+    )
+    assert _run("preferences", preferences) == 0
+    output = compared.root / "data/preferences"
+    counts = read_json(output / "counts.json")
+    assert (counts["problems"], counts["completions"]) == (4, 4000)
+    pairs = pd.concat(pd.read_parquet(output / f"{split}.parquet") for split in ("train", "validation"))
+    assert set(pairs["margin"]) == {1.0}
+    assert pairs.groupby("prompt").size().max() <= 5
+    answers = {row["prompt"]: row["answer"] for row in pd.read_parquet(
+        compared.root / "data/prepared/train.parquet"
+    ).to_dict("records")}  # fmt: skip
+    for pair in pairs.to_dict("records"):
+        assert answers[pair["prompt"]] in pair["chosen"]
+        assert answers[pair["prompt"]] != pair["rejected"]
+
+
+def test_too_few_pairs_are_refused_with_the_numbers(compared):
+    compared.set(
+        preferences={"enabled": True, "num_problems": 1, "num_samples": 2, "max_completion_length": 2}
+    )
+    assert _run("preferences", preferences) == BAD_INPUT
+    message = outcome(compared, "preferences")["message"]
+    assert message.startswith(
+        "preferences: 0 pairs to train on and 0 held out, at least one of each is needed"
+    )
+    assert "problems 1" in message
+    assert "completions 2" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_problems": 5}, r"preferences.num_problems = 5: train.parquet holds 4 problems"),
+        (
+            {"num_problems": 4, "max_completion_length": 126},
+            "exceeds the model's context of 128 tokens; at most",
+        ),
+        ({"source": "file", "path": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
+        ({"source": "file", "path": "pairs.jsonl", "sha256": "0"}, "pairs.jsonl: its sha256 is"),
+    ],
+)
+def test_settings_that_can_not_work_are_refused(compared, settings, message):
+    compared.set(preferences={"enabled": True} | settings)
+    assert _run("preferences", preferences) == BAD_INPUT
+    assert message in outcome(compared, "preferences")["message"]
+
+
+def test_switched_off_they_leave_references_and_rl_starts_from_what_dpo_stands_for(compared):
+    compared.set(**OFF)
+    for name, body in (("preferences", preferences), ("dpo", dpo), ("reward_model", reward_model)):
+        assert _run(name, body) == 0
+    for folder in ("preferences", "models/reward"):
+        assert is_disabled(compared.root / "data" / folder)
+        assert {p.name for p in (compared.root / "data" / folder).iterdir()} == {
+            "reference.json", "metrics.json", "manifest.json"
+        }  # fmt: skip
+    assert resolve_model(compared.root / "data/models/dpo") == compared.root / "data/models/base"
+    with pytest.raises(BadInput, match="data/models/reward: the stage that makes it is disabled"):
+        resolve_model(compared.root / "data/models/reward")

@@ -1,0 +1,242 @@
+"""Preference pairs: people's choices from a file, or graded completions of one prompt, right against wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from training.batches import Tree
+from training.config import PreferencesConfig
+from training.data.files import read_records
+from training.data.splits import question_key
+from training.errors import BadInput
+from training.prompts import Message, PromptRenderer
+from training.randomness import derive_seed, generator
+from training.recorder import Recorder
+from training.rewards import RewardSum
+from training.rollout.protocol import Request, RolloutEngine, Sampling
+
+SPLITS = ("train", "validation")
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("context", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        pa.field("prompt", pa.string(), nullable=False),
+        pa.field("chosen", pa.string(), nullable=False),
+        pa.field("rejected", pa.string(), nullable=False),
+        pa.field("margin", pa.float64(), nullable=False),
+    ]
+)
+"""Columns of data/preferences/{train,validation}.parquet (see Pair)."""
+ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
+"""Roles that a file's messages may have, ShareGPT's names among them, and what they mean."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two completions of one prompt. All are texts before any chat template.
+
+    `prompt` is the user's last message, `context` the messages before it; `margin` says how much better `chosen`
+    is, in the rewards' unit, 0 where that isn't known.
+    """
+
+    prompt: str
+    chosen: str
+    rejected: str
+    margin: float = 0.0
+    context: tuple[Message, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """32 hex digits that identify the texts."""
+        texts = json.dumps([*self.context, self.prompt, self.chosen, self.rejected])
+        return hashlib.blake2b(texts.encode(), digest_size=16).hexdigest()
+
+    def tree(self, renderer: PromptRenderer) -> Tree:
+        """The rendered prompt's ids with two branches, chosen first, each with the end token."""
+        completions = [renderer.completion_ids(text) for text in (self.chosen, self.rejected)]
+        return Tree(renderer.ids(self.prompt, self.context), completions)
+
+
+def pairs_from_file(file: Path, config: PreferencesConfig) -> tuple[list[Pair], Counter[str]]:
+    """Pairs of `file` in its order, and how many rows it had (`rows`) and were left out (`equal`: both texts the same).
+
+    Prompts and completions are texts or chat messages, `{role, content}` or ShareGPT's `{from, value}`. A
+    completion may be given as the whole conversation. Raises BadInput naming the line or row, column and value.
+    """
+    columns = [config.prompt_column, config.chosen_column, config.rejected_column]
+    columns += [config.margin_column] if config.margin_column else []
+    counts: Counter[str] = Counter(rows=0, equal=0)
+    pairs = []
+    for place, record in read_records(file, columns, config.path):
+        counts["rows"] += 1
+        *context, last = _prompt(record[config.prompt_column], f"{place}: column {config.prompt_column!r}")
+        chosen, rejected = (
+            _completion(record[column], [*context, last], f"{place}: column {column!r}")
+            for column in columns[1:3]
+        )
+        margin = 0.0
+        if config.margin_column:
+            margin = _margin(record[config.margin_column], f"{place}: column {config.margin_column!r}")
+        if chosen == rejected:
+            counts["equal"] += 1
+        else:
+            pairs.append(Pair(last["content"], chosen, rejected, margin, tuple(context)))
+    return pairs, counts
+
+
+def pairs_from_rollouts(
+    rows: Sequence[dict[str, Any]],
+    engine: RolloutEngine,
+    renderer: PromptRenderer,
+    grader: RewardSum,
+    config: PreferencesConfig,
+    seed: int,
+    recorder: Recorder,
+) -> tuple[list[Pair], Counter[str]]:
+    """Sample each row's prompt, grade, and pair completions of different reward, the better one chosen.
+
+    Rows are those of a prepared split. A pair's margin is the difference of its rewards. Completions that were cut
+    off or got no verdict are not paired; equal texts count once. Returns the pairs, problem by problem, and the
+    counts of `problems`, `completions`, `truncated`, `ungraded` and `problems_with_pairs`.
+    """
+    sampling = Sampling(config.temperature, config.max_completion_length)
+    counts: Counter[str] = Counter(truncated=0, ungraded=0, problems_with_pairs=0)
+    pairs: list[Pair] = []
+    at_once = max(1, config.batch_size // config.num_samples)
+    for first in range(0, len(rows), at_once):
+        chunk = rows[first : first + at_once]
+        owners = [row for row in chunk for _ in range(config.num_samples)]
+        requests = [
+            Request(ids, derive_seed(seed, "preferences/sample", first + i, sample))
+            for i, ids in enumerate(tuple(renderer.ids(row["prompt"])) for row in chunk)
+            for sample in range(config.num_samples)
+        ]
+        completions = engine.generate(requests, sampling)
+        texts = [renderer.decode(completion.ids) for completion in completions]
+        columns = {name: [row[name] for row in owners] for name in owners[0] if name != "prompt"}
+        reasons = [completion.finish_reason for completion in completions]
+        prompts = [row["prompt"] for row in owners]
+        rewards = grader.score(prompts, texts, finish_reason=reasons, **columns).total
+        counts.update(problems=len(chunk), completions=len(completions))
+        counts.update(truncated=reasons.count("length"), ungraded=rewards.count(None))
+        for i, row in enumerate(chunk):
+            graded = {
+                texts[k]: reward
+                for k in range(i * config.num_samples, (i + 1) * config.num_samples)
+                if (reward := rewards[k]) is not None and reasons[k] == "stop"
+            }
+            random = generator(seed, "preferences/pairs", first + i)
+            made = _compared(row["prompt"], graded, config.max_pairs_per_problem, random)
+            counts["problems_with_pairs"] += bool(made)
+            pairs += made
+        recorder.progress(first + len(chunk), len(rows), pairs=len(pairs))
+    return pairs, counts
+
+
+def divide_pairs(pairs: Iterable[Pair], validation: float) -> dict[str, list[Pair]]:
+    """Distinct pairs by split, in their order; a hash of the prompt decides, so that no prompt is in both.
+
+    The hash is another than the one that divides questions, so that every share of questions has its part in both.
+    """
+    found: dict[str, dict[str, Pair]] = {split: {} for split in SPLITS}
+    for pair in pairs:
+        text = "\n".join([*(message["content"] for message in pair.context), pair.prompt])
+        key = hashlib.blake2b(question_key(text), digest_size=8, person=b"preferences").digest()
+        held_out = int.from_bytes(key, "big") / 2**64 < validation
+        found["validation" if held_out else "train"].setdefault(pair.id, pair)
+    return {split: list(distinct.values()) for split, distinct in found.items()}
+
+
+def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
+    """Write a split's table; equal pairs give equal bytes."""
+    rows = [
+        {
+            "id": pair.id,
+            "context": list(pair.context),
+            "prompt": pair.prompt,
+            "chosen": pair.chosen,
+            "rejected": pair.rejected,
+            "margin": pair.margin,
+        }
+        for pair in pairs
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Pairs of a table that `write_pairs` wrote."""
+    return [
+        Pair(row["prompt"], row["chosen"], row["rejected"], row["margin"], tuple(row["context"]))
+        for row in pq.read_table(path, schema=SCHEMA).to_pylist()
+    ]
+
+
+def _compared(prompt: str, rewards: dict[str, float], most: int, random: Any) -> list[Pair]:
+    """Pairs of texts of different reward, at most `most` of them, drawn evenly."""
+    pairs = [
+        Pair(prompt, better, worse, rewards[better] - rewards[worse])
+        for better, worse in itertools.permutations(rewards, 2)
+        if rewards[better] > rewards[worse]
+    ]
+    if len(pairs) <= most:
+        return pairs
+    return [pairs[i] for i in sorted(random.choice(len(pairs), most, replace=False))]
+
+
+def _prompt(value: Any, place: str) -> list[Message]:
+    messages = _messages(value, "user", place)
+    if messages[-1]["role"] != "user":
+        raise BadInput(f"{place}: its last message is the {messages[-1]['role']}'s, expected the user's")
+    return messages
+
+
+def _completion(value: Any, prompt: list[Message], place: str) -> str:
+    *before, last = _messages(value, "assistant", place)
+    if last["role"] != "assistant":
+        raise BadInput(f"{place}: its last message is the {last['role']}'s, expected the assistant's")
+    if before and before != prompt:
+        raise BadInput(f"{place}: the messages before its last one are not the prompt's")
+    return last["content"]
+
+
+def _messages(value: Any, role: str, place: str) -> list[Message]:
+    """Messages of a cell; a plain text is one message of `role`."""
+    entries = value if isinstance(value, list) else [value]
+    if not entries:
+        raise BadInput(f"{place}: holds an empty list, expected at least one message")
+    return [_message(entry, role, place) for entry in entries]
+
+
+def _message(value: Any, role: str, place: str) -> Message:
+    said: Any = role
+    content = value
+    if isinstance(value, dict):
+        said, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
+        if said not in ROLES:
+            raise BadInput(f"{place}: a message's role is {said!r}; accepted: {', '.join(ROLES)}")
+    if not isinstance(content, str) or not content.strip():
+        raise BadInput(
+            f"{place}: holds {repr(content)[:80]}; expected a text, or messages with role and content"
+        )
+    return {"role": ROLES[said], "content": content}
+
+
+def _margin(value: Any, place: str) -> float:
+    try:
+        margin = float(value)
+    except (TypeError, ValueError):
+        margin = math.nan
+    if not math.isfinite(margin) or isinstance(value, bool):
+        raise BadInput(f"{place}: holds {repr(value)[:80]}; expected a number")
+    return margin

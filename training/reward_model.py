@@ -1,0 +1,172 @@
+"""The reward model: a scalar read at a completion's last token, learnt from pairs (Bradley-Terry).
+
+for step: batch of pairs → scores of both completions → -log σ(chosen - rejected - margin), mean over pairs → AdamW
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from training.algorithms.precision import at_least_float32
+from training.algorithms.preference import bradley_terry_loss
+from training.batches import Layout, Tree, lay_out, split_by_tokens
+from training.checkpoint import Checkpoints
+from training.config import RewardModelConfig
+from training.errors import BadInput
+from training.logprobs import hidden_states
+from training.optimizer import build_optimizer, learning_rate, optimizer_step
+from training.policy import Policy
+from training.randomness import batch_indices
+from training.recorder import Recorder, replay
+
+
+@dataclass(frozen=True)
+class ComparedPair:
+    """A pair as token ids: the prompt with two branches, chosen first, each with its end token."""
+
+    tree: Tree
+    margin: float
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with its longer completion."""
+        return len(self.tree.prefix) + max(map(len, self.tree.branches))
+
+
+def train_reward_model(
+    policy: Policy,
+    pairs: Sequence[ComparedPair],
+    config: RewardModelConfig,
+    *,
+    seed: int,
+    pad_id: int,
+    checkpoints: Path,
+    recorder: Recorder,
+) -> list[dict[str, Any]]:
+    """Train the reward model in `policy` in place for `num_steps` steps; returns the metrics of every step.
+
+    Picks up from the latest checkpoint in `checkpoints`. Raises BadInput when a batch needs more pairs than
+    there are.
+    """
+    if len(pairs) < config.batch_size:
+        raise BadInput(
+            f"reward_model.batch_size = {config.batch_size}: there are only {len(pairs)} usable pairs to train on"
+        )
+    parameters = list(policy.parameters.values())
+    optimizer = build_optimizer(parameters, config.optimizer)
+    saved = Checkpoints(checkpoints, policy.parameters, optimizer)
+    first, history, _ = saved.restore()
+    replay(history, recorder)
+    for step in range(first, config.num_steps):
+        started = time.monotonic()
+        chosen = batch_indices(seed, "reward_model", step, config.batch_size, len(pairs))
+        batch = [pairs[i] for i in chosen]
+        totals = dict.fromkeys(("loss", "accuracy", "margin", "mean_reward"), 0.0)
+        for micro in split_by_tokens([pair.tree.num_tokens for pair in batch], config.micro_batch_tokens):
+            for name, value in _backward(policy.model, [batch[i] for i in micro], config, pad_id).items():
+                totals[name] += value / len(batch)
+        rate = learning_rate(config.optimizer, step, config.num_steps)
+        norm = optimizer_step(optimizer, parameters, config.optimizer, rate)
+        num_tokens = sum(pair.tree.num_tokens for pair in batch)
+        values = totals | {"grad_norm": norm, "learning_rate": rate, "num_tokens": num_tokens}
+        history.append({"step": step + 1} | values)
+        recorder.metrics(values | {"time/step": time.monotonic() - started}, step + 1)
+        recorder.progress(step + 1, config.num_steps, loss=totals["loss"], accuracy=totals["accuracy"])
+        if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.num_steps:
+            saved.save(step + 1, history)
+    return history
+
+
+def branch_scores(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+    """Score of every branch of a layout, [M], read at its last token; at least float32.
+
+    The place follows from lengths, so neither padding nor an end token inside a text moves it.
+    """
+    head: Any = model.score
+    return at_least_float32(head(hidden_states(model, layout, layout.ends))).squeeze(-1)
+
+
+def score_branches(
+    model: PreTrainedModel, trees: Sequence[Tree], pad_id: int, micro_batch_tokens: int
+) -> torch.Tensor:
+    """Scores of every branch of `trees` in order, [M], on the CPU, without gradient."""
+    found: dict[int, torch.Tensor] = {}
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        for micro in split_by_tokens([tree.num_tokens for tree in trees], micro_batch_tokens):
+            layout = lay_out([[trees[i]] for i in micro], pad_id, model.device)
+            parts = branch_scores(model, layout).cpu().split([len(trees[i].branches) for i in micro])
+            found |= dict(zip(micro, parts, strict=True))
+    model.train(training)
+    return torch.cat([found[i] for i in range(len(trees))])
+
+
+def held_out_metrics(rewards: torch.Tensor) -> dict[str, float]:
+    """Means over held-out pairs, from their rewards, [P, 2], chosen first.
+
+    `loss` (nats, without margin and centring), `accuracy` (a tie counts half), `margin` (chosen - rejected) and
+    `mean_reward`.
+    """
+    difference = (rewards[:, 0] - rewards[:, 1]).double()
+    return {
+        "loss": bradley_terry_loss(rewards[:, 0], rewards[:, 1]).mean().item(),
+        "accuracy": _right(difference).mean().item(),
+        "margin": difference.mean().item(),
+        "mean_reward": rewards.double().mean().item(),
+    }
+
+
+def calibration(rewards: torch.Tensor, num_bins: int = 10) -> dict[str, Any]:
+    """How often the model is right when it is so sure, from the rewards of held-out pairs, [P, 2], chosen first.
+
+    P(chosen > rejected) = σ(chosen - rejected). As the order of a pair is arbitrary, a pair is taken in the order
+    that the model prefers: its confidence lies in [0.5, 1], in `num_bins` bins of equal width. Returns the bins
+    that hold pairs (low, high, pairs, mean confidence, accuracy) and the expected calibration error, the mean of
+    |accuracy - confidence| over pairs (Guo et al. 2017, arXiv:1706.04599, eq. 3).
+    """
+    difference = (rewards[:, 0] - rewards[:, 1]).double()
+    confidence, right = torch.sigmoid(difference.abs()), _right(difference)
+    places = ((confidence - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
+    bins = [
+        {
+            "low": 0.5 + 0.5 * place / num_bins,
+            "high": 0.5 + 0.5 * (place + 1) / num_bins,
+            "pairs": int((places == place).sum()),
+            "confidence": confidence[places == place].mean().item(),
+            "accuracy": right[places == place].mean().item(),
+        }
+        for place in places.unique().tolist()
+    ]
+    error = sum(b["pairs"] * abs(b["accuracy"] - b["confidence"]) for b in bins) / len(difference)
+    return {"bins": bins, "expected_calibration_error": error}
+
+
+def _backward(
+    model: PreTrainedModel, pairs: list[ComparedPair], config: RewardModelConfig, pad_id: int
+) -> dict[str, float]:
+    """Add one micro-batch's share of the gradient; returns its sums over pairs."""
+    layout = lay_out([[pair.tree] for pair in pairs], pad_id, model.device)
+    chosen, rejected = branch_scores(model, layout).view(-1, 2).unbind(1)
+    margin = torch.tensor([pair.margin if config.margin else 0.0 for pair in pairs], device=model.device)
+    loss = bradley_terry_loss(chosen, rejected, margin, config.center_rewards_coefficient).sum()
+    (loss / config.batch_size).backward()
+    difference = (chosen - rejected).detach()
+    return {
+        "loss": loss.item(),
+        "accuracy": _right(difference).sum().item(),
+        "margin": difference.sum().item(),
+        "mean_reward": ((chosen + rejected) / 2).sum().item(),
+    }
+
+
+def _right(difference: torch.Tensor) -> torch.Tensor:
+    """1 where chosen scores higher, 0.5 where both score the same, else 0."""
+    return (difference.sign() + 1) / 2

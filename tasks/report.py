@@ -62,6 +62,12 @@ CURVES: dict[str, list[tuple[str, str, dict[str, str]]]] = {
     ],
     "dpo": [
         ("loss", "Loss, nats a pair", {"loss": "loss"}),
+        ("accuracy", "Pairs ranked right", {"rewards/accuracies": "accuracy"}),
+        (
+            "margin",
+            "Implicit reward",
+            {"rewards/chosen": "chosen", "rewards/rejected": "rejected", "rewards/margins": "margin"},
+        ),
         ("grad_norm", "Gradient norm", {"grad_norm": "gradient norm"}),
     ],
     "sft": [

@@ -313,10 +313,38 @@ class PreferencesConfig(Section):
 
 
 class DPOConfig(Section):
-    """Direct preference optimisation between SFT and RL."""
+    """Direct preference optimisation on pairs of completions (Rafailov et al. 2023, arXiv:2305.18290)."""
 
     enabled: bool = False
     """False: the stage writes a reference to the SFT model instead of weights."""
+    beta: PositiveReal = 0.1
+    """How strongly the policy is held to the reference (larger: closer); with ipo, the paper's tau."""
+    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
+    """`sigmoid` is DPO's own loss; `ipo` pulls the margin of mean log-ratios to 1 / (2 beta)."""
+    label_smoothing: Annotated[Real, Field(ge=0, lt=0.5)] = 0.0
+    """Share of the pairs whose label is taken to be the wrong way round (conservative DPO); 0 with ipo."""
+    num_steps: Count = 20
+    """Optimizer steps."""
+    batch_size: Count = 16
+    """Pairs per optimizer step."""
+    max_length: Count = 512
+    """Longest prompt + completion, in tokens; a pair with a longer side is dropped and counted, never cut."""
+    micro_batch_tokens: Count = 2048
+    """Tokens in one forward pass (a pair's prompt once); pairs are packed without seeing each other."""
+    checkpoint_every: Count = 50
+    """Optimizer steps between checkpoints."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-6)
+    """Optimizer of DPO."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters instead of full weights; the reference is then the same model with the adapters off."""
+
+    @model_validator(mode="after")
+    def _smoothing_has_a_loss(self) -> DPOConfig:
+        if self.loss_type == "ipo" and self.label_smoothing:
+            raise ValueError(
+                f"label_smoothing {self.label_smoothing} goes with loss_type sigmoid; set it to 0 for ipo"
+            )
+        return self
 
 
 class RewardModelConfig(Section):

@@ -245,7 +245,10 @@ class RLTrainer:
             for groups in self._micro_batches(batch, batch.groups):
                 layout = lay_out([[batch.trees[g]] for g in groups], self.pad_id, model.device)
                 flat, _ = logprobs_of(
-                    model, hidden_states(model, layout, layout.sources), layout.targets, self.config.temperature
+                    model,
+                    hidden_states(model, layout, layout.sources),
+                    layout.targets,
+                    self.config.temperature,
                 )
                 found = found.to(flat.dtype)
                 found[batch.rows(groups)] = batch.dense(flat, groups).cpu()

@@ -13,7 +13,11 @@ class OverlongReward:
         self.max_length, self.buffer = max_length, buffer
 
     def __call__(
-        self, prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        **_: Any,
     ) -> list[float | None]:
         free = self.max_length - self.buffer
         return [-min(1.0, max(0.0, (len(ids) - free) / self.buffer)) for ids in completion_ids]

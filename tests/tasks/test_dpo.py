@@ -1,11 +1,11 @@
 """Stage `dpo` on a small model, with only what it touches around it: what it publishes and refuses."""
 
+import dataclasses
 import json
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 
 from tasks.dpo import dpo
@@ -19,6 +19,7 @@ from training.config import (
 )
 from training.errors import BadInput
 from training.models import bring_model, load_model, pick_device
+from training.preferences import Pair, write_pairs
 from training.recorder import NullRecorder
 
 SHAPE = ScratchModelConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
@@ -54,8 +55,11 @@ class SmallStage(SimpleNamespace):
 
 
 def pairs(rows):
-    columns = {"prompt": [f"{a}+{b}=" for a, b in rows], "chosen": "yes", "rejected": "no", "margin": 1.0}
-    return pd.DataFrame(columns | {"id": [f"{a}-{b}" for a, b in rows]})
+    return [Pair(f"{a}+{b}=", "yes", "no", 1.0) for a, b in rows]
+
+
+def write(stage_root, split, some_pairs):
+    write_pairs(stage_root / "preferences" / f"{split}.parquet", some_pairs)
 
 
 @pytest.fixture
@@ -63,11 +67,9 @@ def stage(tmp_path):
     bring_model(ModelConfig(source="scratch", scratch=SHAPE), 1, tmp_path / "sft")
     (tmp_path / "preferences").mkdir()
     train = pairs([(a, b) for a in range(4) for b in range(4)])
-    train.loc[3, "rejected"] = "no" * 20
-    train.to_parquet(tmp_path / "preferences" / "train.parquet")
-    pairs([(a, b) for a in range(5, 8) for b in range(3)]).to_parquet(
-        tmp_path / "preferences" / "validation.parquet"
-    )
+    train[3] = dataclasses.replace(train[3], rejected="no" * 20)
+    write(tmp_path, "train", train)
+    write(tmp_path, "validation", pairs([(a, b) for a in range(5, 8) for b in range(3)]))
     settings = DPOConfig(
         enabled=True,
         num_steps=10,
@@ -114,14 +116,14 @@ def test_switched_off_it_stands_for_the_sft_model(stage):
 
 
 def test_without_validation_pairs_the_metrics_say_so(stage):
-    pairs([]).to_parquet(stage.root / "preferences" / "validation.parquet")
+    write(stage.root, "validation", [])
     dpo(stage)
     assert stage.metrics["validation_pairs"] == 0
     assert "validation_accuracy" not in stage.metrics
 
 
 def test_too_few_pairs_are_refused_with_the_numbers(stage):
-    pairs([]).to_parquet(stage.root / "preferences" / "train.parquet")
+    write(stage.root, "train", [])
     with pytest.raises(BadInput, match=r"dpo.batch_size = 8.*only 0"):
         dpo(stage)
 

@@ -1,0 +1,30 @@
+"""What the documents show is what was measured and what is there."""
+
+import json
+
+from benchmarks import learning, recipe
+from tests.shared import ROOT
+
+
+def test_the_readmes_table_is_the_measured_one():
+    result = json.loads((ROOT / "benchmarks" / "results" / "arithmetic-smollm2.json").read_text())
+    shown = (ROOT / "README.md").read_text().split(recipe.BEGIN)[1].split(recipe.END)[0].strip()
+    assert shown == recipe.table(result)
+
+
+def test_the_results_page_is_the_measured_one():
+    result = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
+    assert (ROOT / "docs" / "results.md").read_text() == learning.page(result)
+
+
+def test_the_readme_lists_every_recipe():
+    readme = (ROOT / "README.md").read_text()
+    assert [p.stem for p in (ROOT / "configs").glob("*.yaml") if f"`{p.stem}`" not in readme] == []
+
+
+def test_the_default_recipe_gained_what_is_asked_of_it():
+    """Pass@1 from base to RL, with each of at least three seeds."""
+    runs = json.loads((ROOT / "benchmarks" / "results" / "arithmetic-smollm2.json").read_text())["runs"]
+    gains = [run["metrics"]["rl/pass_at_1"] - run["metrics"]["base/pass_at_1"] for run in runs]
+    assert len(gains) >= 3
+    assert min(gains) >= 0.4

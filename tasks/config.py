@@ -250,7 +250,8 @@ def _explain(item: Any, data: Any) -> str:
     if item["type"] == "extra_forbidden":
         siblings = _fields_at(item["loc"][:-1], data)
         return f"unknown key {key!r}{_nearest(location[-1], siblings)}; accepted here: {', '.join(siblings)}"
-    shown = "" if item["type"] == "missing" else f" = {_short(item['input'])}"
+    whole = item["type"] == "missing" or isinstance(item["input"], dict)  # the message names the value itself
+    shown = "" if whole else f" = {_short(item['input'])}"
     return f"{key}{shown}: {item['msg'].removeprefix('Value error, ')}"
 
 

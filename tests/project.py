@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -157,7 +158,10 @@ def gradeline(tree: Path, *arguments: str, **env: str) -> subprocess.CompletedPr
 
 
 def start_gradeline(tree: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
-    """Begin the project's own command line in the tree, in a process group of its own."""
+    """Begin the project's own command line in the tree, in a process group of its own.
+
+    It heeds Ctrl-C even where these tests run in the background of a shell, which ignores it.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "flows.cli", *arguments],
         cwd=tree,
@@ -166,6 +170,7 @@ def start_gradeline(tree: Path, *arguments: str, **env: str) -> subprocess.Popen
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

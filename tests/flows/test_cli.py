@@ -78,7 +78,7 @@ def test_a_run_with_nothing_to_do_needs_no_server_and_records_the_numbers(finish
         (["run", "-S", "rl.betta=1"], "unknown key 'rl.betta'; did you mean 'beta'?"),
         (
             ["run", "-S", "rl.num_generations=1"],
-            "rl.num_generations = 1: Input should be greater than or equal to 2",
+            "rl: num_generations 1 is no group for advantage_estimator group; give at least 2",
         ),
         (["run", "-S", "rl.beta"], "expected key=value"),
         (["run", "-c", "tinny"], "recipe 'tinny': no such file, nor a name in configs/ (there: small)"),

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,7 +259,7 @@ def test_two_runs_at_the_same_time_in_two_workspaces(tree: Path, prefect_url: st
 
 def test_a_scheduled_run_on_a_real_server_and_worker(tree: Path, prefect_url: str) -> None:
     def prefect(*arguments: str) -> None:
-        command = ["python", "-m", "prefect", "--no-prompt", *arguments]
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
         env = dict(os.environ) | {"PREFECT_API_URL": prefect_url}
         done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -180,7 +180,7 @@ def test_refuses_what_it_can_not_use(project: Path) -> None:
 
 def test_the_trees_own_settings_are_checked_before_it_is_held(project: Path) -> None:
     set_params(project, rl__num_generations=1)
-    with pytest.raises(ConfigError, match=r"rl\.num_generations = 1"), workspaces.claimed(project):
+    with pytest.raises(ConfigError, match="rl: num_generations 1 is no group"), workspaces.claimed(project):
         pass
     with locked(run_lock(project), "a test"):
         pass

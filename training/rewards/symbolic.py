@@ -5,8 +5,12 @@ The comparisons run in a server process of their own, which holds no model, so t
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +19,7 @@ from concurrent.futures import TimeoutError as TimedOut
 from pathlib import Path
 
 WORKERS = 2
+PR_SET_PDEATHSIG = 1
 
 _server: subprocess.Popen[str] | None = None
 _lock = threading.Lock()
@@ -64,7 +69,8 @@ def serve() -> None:
 
     logging.disable(logging.WARNING)  # math-verify warns that its own time limit is off; ours is not
     answers, sys.stdout = sys.stdout, sys.stderr
-    with ProcessPool(WORKERS, context=multiprocessing.get_context("fork")) as pool:
+    context = multiprocessing.get_context("fork")
+    with ProcessPool(WORKERS, initializer=_leave_the_pipes, context=context) as pool:
         for line in sys.stdin:
             request = json.loads(line)
             futures = [
@@ -73,6 +79,17 @@ def serve() -> None:
             answers.write(json.dumps([_result(future) for future in futures]) + "\n")
             answers.flush()
         pool.stop()
+
+
+def _leave_the_pipes() -> None:
+    """A worker that kept the server's pipes open would hide from its caller that the server died; it dies too."""
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # Linux only; elsewhere a worker may outlive its server
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
 
 
 def _equal(found: str, answer: str) -> float:

@@ -1,5 +1,6 @@
 import json
 
+import psutil
 import pytest
 
 from tests.shared import SHARED, needs_shared
@@ -70,10 +71,16 @@ def test_a_comparison_that_takes_too_long_scores_none_and_the_next_is_right():
     assert MathReward(5).equal(["2x"], ["x+x"]) == [1.0]
 
 
-def test_a_killed_server_is_started_again():
-    MathReward(5).equal(["2x"], ["x+x"])
-    symbolic._server.kill()
-    assert MathReward(5).equal(["2x"], ["x+x"]) == [1.0]
+@pytest.mark.timeout(120)
+def test_a_killed_server_is_started_again_and_leaves_no_worker():
+    for _ in range(3):
+        assert MathReward(5).equal(["2x"], ["x+x"]) == [1.0]
+        workers = psutil.Process(symbolic._server.pid).children()
+        assert workers
+        workers[0].suspend()  # it can't notice by itself that its server is gone
+        symbolic._server.kill()
+        assert MathReward(5).equal(["2x"], ["x+x"]) == [1.0]
+        assert psutil.wait_procs(workers, timeout=10)[1] == []
 
 
 def test_many_comparisons_are_pooled():

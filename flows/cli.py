@@ -36,7 +36,10 @@ INTERRUPTED, TERMINATED, BUSY = 130, 143, 75
 Recipe = Annotated[
     str | None,
     typer.Option(
-        "--config", "-c", metavar="RECIPE", help="Recipe: a file, or a name in configs/. Runs in a workspace."
+        "--config",
+        "-c",
+        metavar="RECIPE",
+        help="Recipe: a file, a name in configs/, or several laid over each other, e.g. tiny+dapo. Runs in a workspace.",
     ),
 ]
 Overrides = Annotated[

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -162,11 +163,31 @@ class Params(Section):
         return self.model_dump(mode="json", by_alias=True)
 
 
-def load_params(path: Path, overrides: list[str] | None = None) -> Params:
-    """Read `path`, apply `key=value` overrides (dotted keys, YAML values) and check every key.
+def load_params(path: Path | Sequence[Path], overrides: list[str] | None = None) -> Params:
+    """Read a file, or several laid over each other, apply `key=value` overrides (dotted keys, YAML values), check.
 
+    A later file's value stands; sections are merged key by key, lists are taken whole.
     Raises ConfigError naming the file, key, value and what would be accepted.
     """
+    paths = [path] if isinstance(path, Path) else list(path)
+    data: dict[str, Any] = {}
+    for part in paths:
+        data = merged(data, _read(part))
+    for override in overrides or []:
+        _apply(data, override)
+    return parse_params(data, " + ".join(map(str, paths)))
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`below` with the values of `above` in their place, section by section."""
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -179,9 +200,7 @@ def load_params(path: Path, overrides: list[str] | None = None) -> Params:
         raise ConfigError(
             f"{path}: holds {type(data).__name__}, expected sections such as {', '.join(STAGES)}"
         )
-    for override in overrides or []:
-        _apply(data, override)
-    return parse_params(data, str(path))
+    return data
 
 
 def parse_params(data: dict[str, Any], origin: str) -> Params:

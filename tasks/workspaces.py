@@ -60,9 +60,9 @@ def claimed(
             yield root
         return
     initialise(root)
-    source = find_recipe(root, recipe)
-    params = load_params(source, overrides)
-    name = checked_name(name or default_name(source, overrides or []))
+    sources = find_recipe(root, recipe)
+    params = load_params(sources, overrides)
+    name = checked_name(name or default_name(sources, overrides or []))
     tree = folder(root, name)
     quiet = ("-c", "core.hooksPath=/dev/null")
     with locked(state(home(root)) / "workspaces.lock", "preparing a workspace", wait=120):
@@ -77,21 +77,33 @@ def claimed(
         yield tree
 
 
-def find_recipe(root: Path, recipe: str | None) -> Path:
-    """File of a recipe given by path or by its name in configs/; params.yaml when there is none."""
+def find_recipe(root: Path, recipe: str | None) -> list[Path]:
+    """Files of a recipe, to be laid over each other: `TASK+ALGORITHM`, or any number of parts.
+
+    A part is a path, or a name in configs/ or configs/algorithms/; without a recipe it is params.yaml.
+    """
     if recipe is None:
-        return root / "params.yaml"
-    for path in (Path(recipe), root / recipe, root / "configs" / f"{recipe}.yaml"):
+        return [root / "params.yaml"]
+    return [_find_part(root, part) for part in ([recipe] if Path(recipe).is_file() else recipe.split("+"))]
+
+
+def _find_part(root: Path, part: str) -> Path:
+    folders = [root / "configs", root / "configs" / "algorithms"]
+    for path in (Path(part), root / part, *(folder / f"{part}.yaml" for folder in folders)):
         if path.is_file():
             return path
-    known = ", ".join(sorted(path.stem for path in (root / "configs").glob("*.yaml"))) or "none"
-    raise ConfigError(f"recipe {recipe!r}: no such file, nor a name in configs/ (there: {known})")
+    known = [", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none" for folder in folders]
+    raise ConfigError(
+        f"recipe {part!r}: no such file, nor a name in configs/ (there: {known[0]}) or configs/algorithms/ "
+        f"(there: {known[1]})"
+    )
 
 
-def default_name(recipe: Path, overrides: list[str]) -> str:
+def default_name(parts: list[Path], overrides: list[str]) -> str:
     """Recipe and a short hash of the overrides, so that the same request finds the same workspace."""
     digest = hashlib.sha256(repr(overrides).encode()).hexdigest()[:6]
-    return f"{recipe.stem}-{digest}" if overrides else recipe.stem
+    name = "-".join(path.stem for path in parts)
+    return f"{name}-{digest}" if overrides else name
 
 
 def checked_name(name: str) -> str:

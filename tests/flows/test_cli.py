@@ -81,7 +81,10 @@ def test_a_run_with_nothing_to_do_needs_no_server_and_records_the_numbers(finish
             "rl: num_generations 1 is no group for advantage_estimator group; give at least 2",
         ),
         (["run", "-S", "rl.beta"], "expected key=value"),
-        (["run", "-c", "tinny"], "recipe 'tinny': no such file, nor a name in configs/ (there: small)"),
+        (
+            ["run", "-c", "tinny"],
+            "recipe 'tinny': no such file, nor a name in configs/ (there: small) or configs/algorithms/ (there: none)",
+        ),
         (["run", "--from", "evalute"], "unknown stage 'evalute'; did you mean 'evaluate'?"),
         (["run", "--only", "rl", "--from", "sft"], "choose one of the two"),
         (["workspaces", "prune"], "name the workspaces to remove"),

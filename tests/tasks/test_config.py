@@ -16,12 +16,32 @@ from tasks.config import (
 from tests.shared import ROOT
 
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+ALGORITHMS = sorted((ROOT / "configs" / "algorithms").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_every_recipe_is_valid_and_round_trips(path):
     params = load_params(path)
     assert parse_params(yaml.safe_load(dump_params(params)), "dump") == params
+
+
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+def test_every_algorithm_goes_over_every_task(path):
+    """It changes what makes the algorithm and leaves the task alone."""
+    for task in RECIPES:
+        below, above = load_params(task), load_params([task, path])
+        for section in ("seed", "model", "prompt", "prepare", "validation", "rewards", "evaluate"):
+            assert getattr(above, section) == getattr(below, section)
+
+
+def test_a_later_file_stands_over_an_earlier_one(tmp_path):
+    (tmp_path / "a.yaml").write_text("{seed: 3, rl: {beta: 0.1, num_steps: 4, reward_funcs: [math, format]}}")
+    (tmp_path / "b.yaml").write_text("{rl: {beta: 0.2, reward_funcs: [math]}}")
+    params = load_params([tmp_path / "a.yaml", tmp_path / "b.yaml"], ["rl.num_steps=5"])
+    assert (params.seed, params.rl.beta, params.rl.num_steps, params.rl.reward_funcs) == (3, 0.2, 5, ["math"])
+    (tmp_path / "b.yaml").write_text("{rl: {betta: 0.2}}")
+    with pytest.raises(ConfigError, match=r"a.yaml \+ .*b.yaml: unknown key 'rl.betta'; did you mean 'beta'"):
+        load_params([tmp_path / "a.yaml", tmp_path / "b.yaml"])
 
 
 def test_the_trees_params_are_the_default_recipe_spelled_out():

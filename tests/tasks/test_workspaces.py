@@ -85,10 +85,23 @@ def test_is_reused_by_name_brought_up_to_date_and_keeps_its_results(project: Pat
 
 
 def test_default_names_differ_by_overrides(project: Path) -> None:
-    recipe = project / "configs" / "small.yaml"
-    names = {workspaces.default_name(recipe, overrides) for overrides in ([], ["rl.beta=1"], ["rl.beta=2"])}
+    parts = [project / "configs" / "small.yaml"]
+    names = {workspaces.default_name(parts, overrides) for overrides in ([], ["rl.beta=1"], ["rl.beta=2"])}
     assert len(names) == 3
     assert "small" in names
+    assert workspaces.default_name([*parts, project / "dapo.yaml"], []) == "small-dapo"
+
+
+def test_a_recipe_may_be_several_laid_over_each_other(project: Path) -> None:
+    (project / "configs" / "algorithms").mkdir()
+    (project / "configs" / "algorithms" / "bold.yaml").write_text("rl: {epsilon_high: 0.3, num_steps: 5}\n")
+    with workspaces.claimed(project, "small+bold", ["rl.num_steps=7"]) as tree:
+        params = load_params(tree / "params.yaml")
+    small = load_params(project / "configs" / "small.yaml")
+    assert params.rl == small.rl.model_copy(update={"epsilon_high": 0.3, "num_steps": 7})
+    assert params.sft == small.sft
+    with pytest.raises(ConfigError, match=r"recipe 'bald'.*algorithms/ \(there: bold\)"):
+        workspaces.find_recipe(project, "small+bald")
 
 
 def test_shares_cache_and_remotes_whose_relative_paths_mean_the_home(project: Path) -> None:

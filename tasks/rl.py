@@ -61,9 +61,16 @@ def rl(stage: Stage) -> None:
         reward_model.requires_grad_(config.iterative.reward_model_steps > 0)
         if config.iterative.reward_model_steps:
             grader = RewardSum([params.rewards.grader], None, params.rewards)
-            pairs = read_pairs(stage.folder("preferences") / "train.parquet")
+            earlier = stage.folder("preferences") / "train.parquet"
+            stage.run.input(earlier, "preferences", "training")
             learner = RewardLearner(
-                reward_model, renderer, grader, pairs, config, params.reward_model, seed=params.seed
+                reward_model,
+                renderer,
+                grader,
+                read_pairs(earlier),
+                config,
+                params.reward_model,
+                seed=params.seed,
             )
     rewards = RewardSum(config.reward_funcs, config.reward_weights, params.rewards, given)
     model = load_model(start, device)

@@ -10,6 +10,7 @@ from tasks.stage import Stage, resolve_model, run_stage
 from training.checkpoint import history_text
 from training.critic import Critic
 from training.experience import Problem
+from training.iterative import RewardLearner
 from training.models import (
     end_token_ids,
     load_model,
@@ -20,6 +21,7 @@ from training.models import (
     set_threads,
 )
 from training.policy import Policy
+from training.preferences import read_pairs
 from training.prompts import PromptRenderer
 from training.rewards import Reward, RewardSum
 from training.rewards.model import ModelReward
@@ -52,10 +54,24 @@ def rl(stage: Stage) -> None:
         for row in rows.to_dict("records")
     ]
     given: dict[str, Reward] = {}
-    reward_model = None
+    reward_model, learner = None, None
     if "model" in config.reward_funcs:
         reward_model = load_reward_model(resolve_model(stage.folder("reward_model")), device)
         given["model"] = ModelReward(reward_model, renderer, config.micro_batch_tokens)
+        reward_model.requires_grad_(config.iterative.reward_model_steps > 0)
+        if config.iterative.reward_model_steps:
+            grader = RewardSum([params.rewards.grader], None, params.rewards)
+            earlier = stage.folder("preferences") / "train.parquet"
+            stage.run.input(earlier, "preferences", "training")
+            learner = RewardLearner(
+                reward_model,
+                renderer,
+                grader,
+                read_pairs(earlier),
+                config,
+                params.reward_model,
+                seed=params.seed,
+            )
     rewards = RewardSum(config.reward_funcs, config.reward_weights, params.rewards, given)
     model = load_model(start, device)
     policy = Policy(model, config.lora, params.seed)
@@ -64,7 +80,6 @@ def rl(stage: Stage) -> None:
     if config.advantage_estimator == "gae":
         shared = config.value_model == "trunk"
         critic = Critic(model if shared else load_model(start, device), shared)
-    stage.run.table("models", held(policy=model, reference=reference, reward=reward_model, value=critic))
     trainer = RLTrainer(
         policy,
         reference,
@@ -80,7 +95,10 @@ def rl(stage: Stage) -> None:
         checkpoints=stage.scratch / "checkpoints",
         recorder=stage.run,
         critic=critic,
+        learner=learner,
     )
+    kept = reference or policy.kept or None
+    stage.run.table("models", held(policy=model, reference=kept, reward=reward_model, value=critic))
     history = trainer.train()
     metrics = {
         "first_reward": history[0]["reward"],
@@ -92,6 +110,8 @@ def rl(stage: Stage) -> None:
         (folder / "history.jsonl").write_text(history_text(history))
         if critic is not None:
             critic.save(folder / "critic")
+        if learner is not None:
+            save_model(learner.model, tokenizer, folder / "reward")
 
 
 def held(**models: Any) -> list[dict[str, Any]]:

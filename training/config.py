@@ -374,6 +374,31 @@ class RewardModelConfig(Section):
     """Adapters in the transformer instead of full weights; the head is trained whole."""
 
 
+class IterativeConfig(Section):
+    """Iterative GRPO: outer iterations around the RL loop (Shao et al. 2024, arXiv:2402.03300, algorithm 1, §4.1.4)."""
+
+    iterations: Count = 1
+    """Outer iterations of num_steps / iterations steps; before each but the first the reference becomes the policy."""
+    reward_model_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of the reward model between iterations, on pairs of the last one's completions; 0 leaves it as it is."""
+    replay: Fraction = 0.1
+    """Share of a batch of the reward model, rounded to whole pairs, that are earlier ones: those it was first trained on and earlier iterations'."""
+    batch_size: Count = 16
+    """Pairs per optimizer step of the reward model, earlier ones included."""
+    max_pairs_per_problem: Count = 4
+    """Most pairs made of one group of completions, chosen at random where there are more."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="constant")
+    """Optimizer of the reward model, one for all iterations; its loss is that of section reward_model."""
+
+    @model_validator(mode="after")
+    def _learns_something_new(self) -> IterativeConfig:
+        if round(self.replay * self.batch_size) == self.batch_size:
+            raise ValueError(
+                f"replay {self.replay} of batch_size {self.batch_size} leaves no place for a new pair; lower replay"
+            )
+        return self
+
+
 class RLConfig(Section):
     """Reinforcement learning from graded completions; an algorithm is a choice on these switches.
 
@@ -461,6 +486,9 @@ class RLConfig(Section):
     critic_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="constant")
     """gae: optimizer of the value model."""
 
+    iterative: IterativeConfig = IterativeConfig()
+    """Outer iterations that reset the reference and go on training the reward model."""
+
     num_iterations: Count = 1
     """Passes over one rollout (mu in the paper)."""
     num_minibatches: Count = 1
@@ -510,6 +538,33 @@ class RLConfig(Section):
             )
         if self.kl_target is not None and not self.beta:
             raise ValueError("kl_target adapts beta, which is 0; give the value to start from")
+        return self
+
+    @model_validator(mode="after")
+    def _iterations_do_something(self) -> RLConfig:
+        iterations, steps = self.iterative.iterations, self.iterative.reward_model_steps
+        if self.num_steps % iterations:
+            raise ValueError(f"iterative.iterations {iterations} must divide num_steps {self.num_steps}")
+        if steps and iterations == 1:
+            raise ValueError(
+                f"iterative.reward_model_steps {steps} are taken between iterations, and iterative.iterations is 1; "
+                "give at least 2, or 0 steps"
+            )
+        if steps and "model" not in self.reward_funcs:
+            raise ValueError(
+                f"iterative.reward_model_steps {steps} train the reward model, and reward_funcs {self.reward_funcs} "
+                "don't use it; add model, or give 0 steps"
+            )
+        if iterations > 1 and not self.beta and not steps:
+            raise ValueError(
+                f"iterative.iterations {iterations} would change nothing: beta 0 has no reference to reset and "
+                "iterative.reward_model_steps is 0; give one of them"
+            )
+        if iterations > 1 and self.sync_ref_model:
+            raise ValueError(
+                f"iterative.iterations {iterations} and sync_ref_model are two rules for one reference; "
+                "set iterations to 1 or sync_ref_model to false"
+            )
         return self
 
 

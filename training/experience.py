@@ -46,6 +46,19 @@ class Rollout:
     metrics: dict[str, float]
 
 
+def reward_columns(
+    problems: Sequence[Problem], completions: Sequence[Completion], size: int
+) -> dict[str, list[Any]]:
+    """What rewards see beside texts, one entry a completion; `size` consecutive completions are a problem's."""
+    columns: dict[str, list[Any]] = {
+        name: [problem.columns[name] for problem in problems for _ in range(size)]
+        for name in problems[0].columns
+    }
+    columns["finish_reason"] = [completion.finish_reason for completion in completions]
+    columns["completion_ids"] = [completion.ids for completion in completions]
+    return columns
+
+
 @dataclass
 class Batch:
     """A rollout as trees (one a group) and tensors.

@@ -26,6 +26,8 @@ class Policy:
             self._peft = _with_adapters(model, lora, seed)
         self.model = model
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.kept = torch.nn.ParameterList()
+        """What the adapters are in the reference, in the order of `parameters`; empty: the reference has none."""
         model.train()
 
     @property
@@ -38,11 +40,38 @@ class Policy:
         with self._peft.disable_adapter():
             yield self.model
 
+    def keep_adapters(self) -> dict[str, torch.nn.Parameter]:
+        """Make a copy of the adapters the reference's from now on; returns it by the adapters' names."""
+        copies = [torch.nn.Parameter(p.detach().clone(), False) for p in self.parameters.values()]
+        self.kept = torch.nn.ParameterList(copies)
+        return dict(zip(self.parameters, self.kept, strict=True))
+
+    @contextmanager
+    def as_reference(self) -> Iterator[PreTrainedModel]:
+        """The model with the kept adapters, or with none where none were kept, while the block lasts.
+
+        A gradient must not cross the block.
+        """
+        if not self.kept:
+            with self.without_adapters() as model:
+                yield model
+            return
+        trained = [p.data for p in self.parameters.values()]
+        try:
+            self._put([p.data for p in self.kept])
+            yield self.model
+        finally:
+            self._put(trained)
+
     def merged(self) -> PreTrainedModel:
         """The plain model to save; adapters are merged into its weights. The policy is used up."""
         if self._peft is not None:
             return self._peft.merge_and_unload()
         return self.model
+
+    def _put(self, values: list[torch.Tensor]) -> None:
+        for parameter, value in zip(self.parameters.values(), values, strict=True):
+            parameter.data = value
 
 
 def _with_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> Any:

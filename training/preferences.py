@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -106,9 +107,8 @@ def pairs_from_rollouts(
 ) -> tuple[list[Pair], Counter[str]]:
     """Sample each row's prompt, grade, and pair completions of different reward, the better one chosen.
 
-    Rows are those of a prepared split. A pair's margin is the difference of its rewards. Completions that were cut
-    off or got no verdict are not paired; equal texts count once. Returns the pairs, problem by problem, and the
-    counts of `problems`, `completions`, `truncated`, `ungraded` and `problems_with_pairs`.
+    Rows are those of a prepared split; `pair_up` says which completions become pairs. Returns the pairs, problem by
+    problem, and the counts of `problems`, `completions`, `truncated`, `ungraded` and `problems_with_pairs`.
     """
     sampling = Sampling(config.temperature, config.max_completion_length)
     counts: Counter[str] = Counter(truncated=0, ungraded=0, problems_with_pairs=0)
@@ -131,17 +131,42 @@ def pairs_from_rollouts(
         counts.update(problems=len(chunk), completions=len(completions))
         counts.update(truncated=reasons.count("length"), ungraded=rewards.count(None))
         for i, row in enumerate(chunk):
-            graded = {
-                texts[k]: reward
-                for k in range(i * config.num_samples, (i + 1) * config.num_samples)
-                if (reward := rewards[k]) is not None and reasons[k] == "stop"
-            }
+            own = slice(i * config.num_samples, (i + 1) * config.num_samples)
             random = generator(seed, "preferences/pairs", first + i)
-            made = _compared(row["prompt"], graded, config.max_pairs_per_problem, random)
+            most = config.max_pairs_per_problem
+            made = pair_up(row["prompt"], texts[own], rewards[own], reasons[own], most, random)
             counts["problems_with_pairs"] += bool(made)
             pairs += made
         recorder.progress(first + len(chunk), len(rows), pairs=len(pairs))
     return pairs, counts
+
+
+def pair_up(
+    prompt: str,
+    texts: Sequence[str],
+    rewards: Sequence[float | None],
+    finish_reasons: Sequence[str],
+    most: int,
+    random: np.random.Generator,
+) -> list[Pair]:
+    """Pairs of a prompt's completions of different reward, at most `most` of them, drawn evenly.
+
+    A pair's margin is the difference of its rewards. Completions that were cut off (`length`) or got no verdict
+    (None) are not paired; equal texts count once.
+    """
+    graded = {
+        text: reward
+        for text, reward, reason in zip(texts, rewards, finish_reasons, strict=True)
+        if reward is not None and reason == "stop"
+    }
+    pairs = [
+        Pair(prompt, better, worse, graded[better] - graded[worse])
+        for better, worse in itertools.permutations(graded, 2)
+        if graded[better] > graded[worse]
+    ]
+    if len(pairs) <= most:
+        return pairs
+    return [pairs[i] for i in sorted(random.choice(len(pairs), most, replace=False))]
 
 
 def divide_pairs(pairs: Iterable[Pair], validation: float) -> dict[str, list[Pair]]:
@@ -180,18 +205,6 @@ def read_pairs(path: Path) -> list[Pair]:
         Pair(row["prompt"], row["chosen"], row["rejected"], row["margin"], tuple(row["context"]))
         for row in pq.read_table(path, schema=SCHEMA).to_pylist()
     ]
-
-
-def _compared(prompt: str, rewards: dict[str, float], most: int, random: Any) -> list[Pair]:
-    """Pairs of texts of different reward, at most `most` of them, drawn evenly."""
-    pairs = [
-        Pair(prompt, better, worse, rewards[better] - rewards[worse])
-        for better, worse in itertools.permutations(rewards, 2)
-        if rewards[better] > rewards[worse]
-    ]
-    if len(pairs) <= most:
-        return pairs
-    return [pairs[i] for i in sorted(random.choice(len(pairs), most, replace=False))]
 
 
 def _prompt(value: Any, place: str) -> list[Message]:

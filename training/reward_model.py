@@ -68,20 +68,37 @@ def train_reward_model(
         started = time.monotonic()
         chosen = batch_indices(seed, "reward_model", step, config.batch_size, len(pairs))
         batch = [pairs[i] for i in chosen]
-        totals = dict.fromkeys(("loss", "accuracy", "margin", "mean_reward"), 0.0)
-        for micro in split_by_tokens([pair.tree.num_tokens for pair in batch], config.micro_batch_tokens):
-            for name, value in _backward(policy.model, [batch[i] for i in micro], config, pad_id).items():
-                totals[name] += value / len(batch)
-        rate = learning_rate(config.optimizer, step, config.num_steps)
-        norm = optimizer_step(optimizer, parameters, config.optimizer, rate)
-        num_tokens = sum(pair.tree.num_tokens for pair in batch)
-        values = totals | {"grad_norm": norm, "learning_rate": rate, "num_tokens": num_tokens}
+        values = reward_model_step(policy.model, optimizer, parameters, batch, config, step, pad_id)
         history.append({"step": step + 1} | values)
         recorder.metrics(values | {"time/step": time.monotonic() - started}, step + 1)
-        recorder.progress(step + 1, config.num_steps, loss=totals["loss"], accuracy=totals["accuracy"])
+        recorder.progress(step + 1, config.num_steps, loss=values["loss"], accuracy=values["accuracy"])
         if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.num_steps:
             saved.save(step + 1, history)
     return history
+
+
+def reward_model_step(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    parameters: list[torch.nn.Parameter],
+    batch: Sequence[ComparedPair],
+    config: RewardModelConfig,
+    step: int,
+    pad_id: int,
+) -> dict[str, float]:
+    """Optimizer step `step` (0-based) of `config.num_steps`, on `batch`; returns means over its pairs and the step's numbers.
+
+    `loss` (nats), `accuracy`, `margin` and `mean_reward` are those of before the step.
+    """
+    totals = dict.fromkeys(("loss", "accuracy", "margin", "mean_reward"), 0.0)
+    for micro in split_by_tokens([pair.tree.num_tokens for pair in batch], config.micro_batch_tokens):
+        part = _backward(model, [batch[i] for i in micro], config, len(batch), pad_id)
+        for name, value in part.items():
+            totals[name] += value / len(batch)
+    rate = learning_rate(config.optimizer, step, config.num_steps)
+    norm = optimizer_step(optimizer, parameters, config.optimizer, rate)
+    num_tokens = sum(pair.tree.num_tokens for pair in batch)
+    return totals | {"grad_norm": norm, "learning_rate": rate, "num_tokens": num_tokens}
 
 
 def branch_scores(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
@@ -150,14 +167,14 @@ def calibration(rewards: torch.Tensor, num_bins: int = 10) -> dict[str, Any]:
 
 
 def _backward(
-    model: PreTrainedModel, pairs: list[ComparedPair], config: RewardModelConfig, pad_id: int
+    model: PreTrainedModel, pairs: list[ComparedPair], config: RewardModelConfig, num_pairs: int, pad_id: int
 ) -> dict[str, float]:
-    """Add one micro-batch's share of the gradient; returns its sums over pairs."""
+    """Add a micro-batch's share of the gradient of a batch of `num_pairs`; returns its sums over pairs."""
     layout = lay_out([[pair.tree] for pair in pairs], pad_id, model.device)
     chosen, rejected = branch_scores(model, layout).view(-1, 2).unbind(1)
     margin = torch.tensor([pair.margin if config.margin else 0.0 for pair in pairs], device=model.device)
     loss = bradley_terry_loss(chosen, rejected, margin, config.center_rewards_coefficient).sum()
-    (loss / config.batch_size).backward()
+    (loss / num_pairs).backward()
     difference = (chosen - rejected).detach()
     return {
         "loss": loss.item(),

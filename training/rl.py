@@ -1,6 +1,7 @@
 """The RL loop: sample, grade, compare with the baseline, update. An algorithm is a choice on its switches.
 
 for step:
+    where an outer iteration begins, the reference and the reward model move on      training/iterative.py
     prompts     = a function of (seed, step)
     completions = engine.generate(prompts x group)              roll_out
     rewards     = the rules' weighted sum                       roll_out
@@ -32,8 +33,10 @@ from training.experience import (
     advantages_of,
     batch_of,
     has_spread,
+    reward_columns,
     rollout_metrics,
 )
+from training.iterative import Iterations, RewardLearner
 from training.logprobs import hidden_states, logprobs_of
 from training.objective import loss_weights, policy_loss
 from training.optimizer import build_optimizer, learning_rate, optimizer_step
@@ -49,7 +52,8 @@ class RLTrainer:
     """Everything that stays the same from step to step; `train` runs the loop.
 
     `reference` is the frozen model of the KL penalty; None with a penalty means the policy without its adapters.
-    `critic` is the value model of advantage_estimator gae.
+    `critic` is the value model of advantage_estimator gae; `learner` goes on training the reward model where
+    `iterative` says so.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class RLTrainer:
         checkpoints: Path,
         recorder: Recorder,
         critic: Critic | None = None,
+        learner: RewardLearner | None = None,
     ) -> None:
         if len(problems) < config.prompts_per_step:
             raise BadInput(
@@ -89,20 +94,25 @@ class RLTrainer:
             optimizers.append(self.critic_optimizer)
         if config.sync_ref_model and reference is not None:
             changing |= {f"reference.{name}": p for name, p in reference.named_parameters()}
-        self.checkpoints = Checkpoints(checkpoints, changing, *optimizers)
+        self.iterations = Iterations(config, policy, reference, learner)
+        changing |= self.iterations.changing
+        self.checkpoints = Checkpoints(checkpoints, changing, *optimizers, *self.iterations.optimizers)
 
     def train(self) -> list[dict[str, Any]]:
         """Run all steps, from the latest checkpoint on; returns the metrics of every step."""
         config = self.config
         first, history, extra = self.checkpoints.restore()
         self.kl_coef = extra.get("kl_coef", config.beta)
+        self.iterations.restore(extra)
         replay(history, self.recorder)
         for step in range(first, config.num_steps):
+            began = self.iterations.begin(step)
             rollout = self.roll_out(step)
+            self.iterations.collect(rollout, step)
             batch, seconds = self.compare(rollout)
             values, update_seconds = self.update(batch, step)
             self._move_reference(step)
-            values = rollout_metrics(rollout, config) | values
+            values = rollout_metrics(rollout, config) | values | began
             history.append({"step": step + 1} | values)
             timings = rollout.seconds | {"compare": seconds, "update": update_seconds}
             self.recorder.metrics(values | {f"time/{name}": s for name, s in timings.items()}, step + 1)
@@ -111,7 +121,8 @@ class RLTrainer:
                 step + 1, config.num_steps, reward=values["reward"], tokens=values["completions/mean_length"]
             )
             if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.num_steps:
-                self.checkpoints.save(step + 1, history, {"kl_coef": self.kl_coef})
+                extra = {"kl_coef": self.kl_coef} | self.iterations.state()
+                self.checkpoints.save(step + 1, history, extra)
         return history
 
     def roll_out(self, step: int) -> Rollout:
@@ -152,7 +163,7 @@ class RLTrainer:
             if self.reference is not None:
                 batch.ref_logprobs = self._logprobs(self.reference, batch)
             else:
-                with self.policy.without_adapters() as model:
+                with self.policy.as_reference() as model:
                     batch.ref_logprobs = self._logprobs(model, batch)
         if self.critic is not None:
             batch.values = self._values(batch)
@@ -224,11 +235,8 @@ class RLTrainer:
         completions = self.engine.generate(requests, sampling)
         texts = [self.renderer.decode(completion.ids) for completion in completions]
         sampled = time.monotonic()
-        repeated = [problem for problem in problems for _ in range(size)]
-        columns = {name: [problem.columns[name] for problem in repeated] for name in problems[0].columns}
-        columns["finish_reason"] = [completion.finish_reason for completion in completions]
-        columns["completion_ids"] = [completion.ids for completion in completions]
-        scores = self.rewards.score([problem.prompt for problem in repeated], texts, **columns)
+        prompts = [problem.prompt for problem in problems for _ in range(size)]
+        scores = self.rewards.score(prompts, texts, **reward_columns(problems, completions, size))
         seconds = {"rollout": sampled - started, "grade": time.monotonic() - sampled}
         return Rollout(problems, completions, texts, scores, seconds, {})
 

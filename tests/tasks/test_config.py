@@ -84,6 +84,17 @@ def test_every_field_has_a_sentence():
         ("reward_model.enabled=true", "reward_model.enabled = True needs the pairs of stage preferences"),
         ("dpo.enabled=true", "dpo.enabled = True needs the pairs of stage preferences"),
         ("rl.reward_funcs=[model]", "`model` is the reward model; set reward_model.enabled: true"),
+        ("rl.iterative={iterations: 3}", "iterative.iterations 3 must divide num_steps 16"),
+        ("rl.iterative={iterations: 2}", "would change nothing: beta 0 has no reference to reset"),
+        (
+            "rl.iterative={reward_model_steps: 5}",
+            "iterative.reward_model_steps 5 are taken between iterations",
+        ),
+        (
+            "rl.iterative={iterations: 2, reward_model_steps: 5}",
+            "5 train the reward model, and reward_funcs ['math'] don't use it; add model",
+        ),
+        ("rl.iterative={replay: 0.98}", "replay 0.98 of batch_size 16 leaves no place for a new pair"),
         ("rl", "expected key=value"),
         ("seed.x=1", "'seed' is a value, not a section"),
     ],
@@ -91,6 +102,25 @@ def test_every_field_has_a_sentence():
 def test_bad_settings_are_named(override, message):
     with pytest.raises(ConfigError) as error:
         load_params(ROOT / "params.yaml", [override])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["rl.beta=0.1", "rl.sync_ref_model=true", "rl.iterative={iterations: 2}"],
+            "iterative.iterations 2 and sync_ref_model are two rules for one reference",
+        ),
+        (
+            ["rl.reward_funcs=[model]", "rl.iterative={iterations: 2, reward_model_steps: 5}"],
+            "`model` is the reward model; set reward_model.enabled: true",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(overrides, message):
+    with pytest.raises(ConfigError) as error:
+        load_params(ROOT / "params.yaml", overrides)
     assert message in str(error.value)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from tasks.dpo import dpo
 from tasks.preferences import preferences
 from tasks.reward_model import reward_model
 from tasks.rl import rl
 from tasks.stage import BAD_INPUT, _run, is_disabled, resolve_model
+from tasks.tracking import open_store
 from training.errors import BadInput
+from training.models import load_reward_model
 from training.storage import read_json, verify
 
 OFF = {"preferences__enabled": False, "reward_model__enabled": False, "rl__reward_funcs": ["math"]}
@@ -82,6 +86,61 @@ def test_rl_adds_the_reward_models_score(compared):
     for row in history(compared.root / "data/models/rl"):
         assert row["rewards/model/failures"] == 0
         assert row["reward"] == pytest.approx(row["rewards/math/mean"] + row["rewards/model/mean"])
+
+
+RULE = """
+def few_digits(prompts, completions, **columns):
+    return [-float(sum(c.isdigit() for c in text)) for text in completions]
+"""
+
+
+@pytest.fixture
+def restored(compared):
+    """`compared`, with its settings as they were once the test ends."""
+    before = json.dumps(compared.settings)
+    yield compared
+    compared.settings = json.loads(before)
+    compared.set()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_rl_in_iterations_publishes_the_reward_model_that_went_on_learning(restored, lora):
+    (restored.root / "few.py").write_text(RULE)
+    iterative = {
+        "iterations": 2,
+        "reward_model_steps": 3,
+        "batch_size": 8,
+        "optimizer": {"learning_rate": 1e-3},
+    }
+    settings = {"num_steps": 4, "prompts_per_step": 4, "num_generations": 16, "max_completion_length": 20}
+    restored.set(
+        rl=settings
+        | {"reward_funcs": ["model"], "beta": 0.1, "iterative": iterative, "lora": {"enabled": lora}},
+        rewards={"grader": "few:few_digits"},
+    )
+    assert _run("rl", rl) == 0
+    output = restored.root / "data/models/rl"
+    verify(output)
+    rows = history(output)
+    assert (rows[0]["kl"], rows[2]["kl"]) == (0, 0)
+    assert rows[2]["iterative/iteration"] == 2
+    assert rows[2]["iterative/fresh_pairs"] > 0
+    assert rows[2]["iterative/history_pairs"] == len(
+        pd.read_parquet(restored.root / "data/preferences/train.parquet")
+    )
+    assert rows[2]["iterative/replayed_share"] == 1 / (1 + min(7, rows[2]["iterative/fresh_pairs"]))
+    old, new = (
+        load_reward_model(restored.root / "data/models" / name, torch.device("cpu"))
+        for name in ("reward", "rl/reward")
+    )
+    assert not torch.equal(old.score.weight, new.score.weight)
+    client, _ = open_store(restored.root)
+    table = read_json(Path(client.download_artifacts(outcome(restored, "rl")["run_id"], "models.json")))
+    models = pd.DataFrame(table["data"], columns=table["columns"]).set_index("model")
+    assert models.loc["reward", "trained"] == models.loc["reward", "parameters"] == old.num_parameters()
+    assert models.loc["reference", "trained"] == 0
+    adapters = models.loc["policy", "trained"]
+    assert models.loc["reference", "parameters"] == (adapters if lora else models.loc["policy", "parameters"])
 
 
 def test_completions_of_the_model_itself_are_paired_by_the_grader(compared):

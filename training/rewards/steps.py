@@ -49,7 +49,9 @@ def split_completion(ids: Sequence[int], decode: Callable[[list[int]], str], sep
         if done == text:
             end = last
         else:
-            end = bisect_left(range(last), True, lo=first, key=lambda i: decode(list(ids[: i + 1])).startswith(done))
+            end = bisect_left(
+                range(last), True, lo=first, key=lambda i: decode(list(ids[: i + 1])).startswith(done)
+            )
         if steps and end == first:
             part = steps.pop().text + part
         steps.append(Step(part, end))

@@ -1,4 +1,5 @@
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -41,7 +42,7 @@ TEXTS = st.text(
 
 def check(steps, ids, decode, separator):
     ends = [step.end for step in steps]
-    assert all(a < b for a, b in zip(ends, ends[1:], strict=False))
+    assert all(a < b for a, b in pairwise(ends))
     assert ends[-1] == len(ids) - 1
     text = decode(ids)
     assert "".join(step.text for step in steps) == text
@@ -113,7 +114,10 @@ def letters(ids):
     [
         ([0, 2], [Step("a\n", 0), Step("bd\n", 1)]),  # a token across a boundary ends the step it began in
         ([2, 3, 2], [Step("d\n", 0), Step("e\nf\n", 1), Step("d\n", 2)]),  # two steps end in one token
-        ([2, 0], [Step("d\n", 0), Step("a\nb", 1)]),  # the last token holds the end of the one before the last
+        (
+            [2, 0],
+            [Step("d\n", 0), Step("a\nb", 1)],
+        ),  # the last token holds the end of the one before the last
         ([0, 4], [Step("a\n", 0), Step("b", 1)]),
         ([4], [Step("", 0)]),
     ],

@@ -154,6 +154,6 @@ def as_number(value: Any, name: str, index: int) -> float | None:
         return None if value is None or value != value else float(value)
     except (TypeError, ValueError):
         raise BadInput(
-            f"reward {name!r}: returned {type(value).__name__} for completion {index}, expected a number or None; "
-            "a list, with one reward for each step, goes with rl.supervision process"
+            f"reward {name!r}: returned {type(value).__name__} for completion {index}, expected a number or None "
+            "(rewards for each of its steps need rl.supervision: process)"
         ) from None

@@ -147,22 +147,23 @@ def test_one_reward_a_step_and_one_a_completion_without_steps():
 @needs_shared
 @pytest.mark.parametrize("notes", [True, False], ids=["with notes", "without"])
 def test_the_steps_of_gsm8ks_solutions_hold_and_changed_ones_do_not(notes):
-    """7,473 solutions; what people wrote is not without mistakes (`6*2.5 = $<<6*3=18.00>>18.00`)."""
-    lines = (SHARED / "gsm8k" / "train.jsonl").read_text().splitlines()
+    """Every third of 7,473 solutions; what people wrote is not without mistakes (`6*2.5 = $<<6*3=18.00>>18.00`)."""
+    lines = (SHARED / "gsm8k" / "train.jsonl").read_text().splitlines()[::3]
     answers = [json.loads(line)["answer"] for line in lines]
     if not notes:
         answers = [re.sub(r"<<[^>]*>>", "", answer) for answer in answers]
     steps = [step for answer in answers for step in split_text(answer, "\n")]
     verdicts = [judge(step) for step in steps]
     judged = [verdict for verdict in verdicts if verdict is not None]
-    assert len(judged) > 19_000
+    assert len(judged) > 6_000
     assert sum(judged) / len(judged) > 0.997
+    claim = r"=(\d+)>>" if notes else r"= ?\$?(\d+)(?![\d,./%*+-])"
     changed, found = 0, 0
-    for step, verdict in zip(steps[::10], verdicts[::10], strict=True):
-        claims = list(re.finditer(r"= ?\$?(?:<<[^>]*>>)?(\d+)(?![\d,./%*+-])", step))
+    for step, verdict in zip(steps[::3], verdicts[::3], strict=True):
+        claims = list(re.finditer(claim, step))
         if verdict == 1.0 and claims:
             place = claims[-1].start(1)
             changed += 1
             found += judge(f"{step[:place]}{int(claims[-1][1]) + 1}{step[claims[-1].end(1) :]}") == 0.0
-    assert changed > 1_500
+    assert changed > 1_000
     assert found / changed > 0.99

@@ -18,7 +18,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-_NUMBER = r"(?:[$€£¥]\s?)?(?P<digits>(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d+)(?:\.\d+)?|\.\d+)(?P<percent>\s?%)?"
+_NUMBER = (
+    r"(?:[$€£¥]\s?)?(?P<digits>(?:\d{1,3}(?:,\d{3}){1,20}(?![,\d])|\d+)(?:\.\d+)?|\.\d+)(?P<percent>\s?%)?"
+)
 _TOKEN = re.compile(
     rf"(?P<number>{_NUMBER})|(?P<operator>[-+*×÷·]|/(?!\s*[^\W\d_])|(?<![^\W\d_])[xX](?=\s*[$€£¥]?\s?[\d.(]))"
     r"|(?P<bracket>[()])|(?P<other>[^\W\d_]+|\S)"
@@ -103,9 +105,11 @@ class _Token:
 def _agree(said: _Value, claimed: _Value) -> bool:
     if said.value is None or claimed.value is None:
         return False
-    readings = [claimed.value, claimed.value * 100] if claimed.percent else [claimed.value]
     within = Fraction(1, 2 * 10**claimed.decimals) if claimed.decimals else Fraction(0)
-    return any(abs(said.value - reading) <= within for reading in readings)
+    if claimed.percent:
+        figure = claimed.value * 100
+        return abs(said.value - figure) <= within or abs(said.value * 100 - figure) <= within
+    return abs(said.value - claimed.value) <= within
 
 
 def _at_end(text: str) -> _Value | None:

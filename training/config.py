@@ -197,6 +197,13 @@ class OverlongRewardConfig(Section):
     """Tokens before max_length over which the score falls from 0 to -1."""
 
 
+class StepsConfig(Section):
+    """What a step of a completion is, for process supervision."""
+
+    separator: Annotated[str, Field(min_length=1)] = "\n"
+    """Text that ends a step and belongs to it; the last step ends with the completion."""
+
+
 class RewardsConfig(Section):
     """Rules that grade completions; RL adds them up, evaluation uses the grader."""
 
@@ -208,6 +215,8 @@ class RewardsConfig(Section):
     """What `format` asks for."""
     overlong: OverlongRewardConfig = OverlongRewardConfig()
     """From which length on `overlong` punishes."""
+    steps: StepsConfig = StepsConfig()
+    """How completions are divided where rewards are given for steps (`rl.supervision: process`)."""
 
 
 class LoraConfig(Section):
@@ -421,11 +430,14 @@ class RLConfig(Section):
     """Sampling temperature; log-probabilities are those of the tempered distribution."""
 
     reward_funcs: Annotated[list[str], Field(min_length=1)] = ["math"]
-    """Rewards to add up: `math`, `format`, `overlong`, `model` (the reward model), or your own `package.module:function`."""
+    """Rewards to add up: `math`, `format`, `overlong`, `equations` (does the arithmetic written down hold?), `model`
+    (the reward model), or your own `package.module:function`."""
     reward_weights: list[Real] | None = None
     """One weight for each of reward_funcs; null means 1.0 each."""
+    supervision: Literal["outcome", "process"] = "outcome"
+    """What is rewarded: the completion, or each of its steps (DeepSeekMath §4.1.3; needs advantage_estimator group)."""
     missing_eos_penalty: Annotated[Real, Field(ge=0)] = 0.0
-    """Taken off the reward of a completion that was truncated."""
+    """Taken off the reward of a completion that was truncated; with process supervision, of its last step."""
     dynamic_sampling_rounds: Annotated[int, Field(ge=0)] = 0
     """Further prompts sampled, in rounds of prompts_per_step, to replace groups without spread (DAPO); 0 keeps them."""
 
@@ -527,6 +539,8 @@ class RLConfig(Section):
             raise ValueError(
                 "importance_sampling_level sequence needs one advantage a completion; gae has one a token"
             )
+        if self.supervision == "process":
+            self._consistent_steps()
         if self.num_generations == 1 and self.dynamic_sampling_rounds:
             raise ValueError(
                 "dynamic_sampling_rounds replaces groups without spread; num_generations 1 has no groups"
@@ -566,6 +580,18 @@ class RLConfig(Section):
                 "set iterations to 1 or sync_ref_model to false"
             )
         return self
+
+    def _consistent_steps(self) -> None:
+        for key, accepted in (
+            ("advantage_estimator", "group"),
+            ("kl_in", "loss"),
+            ("importance_sampling_level", "token"),
+        ):
+            if getattr(self, key) != accepted:
+                raise ValueError(
+                    f"{key} {getattr(self, key)} does not go with supervision process, whose advantages are sums "
+                    f"over the steps that follow a token, normalised in the group; set {key}: {accepted}"
+                )
 
 
 class EvaluateConfig(Section):

@@ -14,6 +14,7 @@ import torch
 from training.algorithms.advantages import (
     group_advantages,
     leave_one_out_advantages,
+    process_advantages,
     reinforce_plus_plus_advantages,
     whiten,
     zero_spread,
@@ -21,7 +22,7 @@ from training.algorithms.advantages import (
 from training.algorithms.gae import gae, token_rewards
 from training.batches import Tree
 from training.config import RLConfig
-from training.rewards import Scores
+from training.rewards import Scores, StepScores
 from training.rollout.protocol import Completion
 
 
@@ -65,6 +66,8 @@ class Batch:
 
     mask [B, T]: the completions' own tokens; loss_mask: those of them in the loss. rewards [B] and valid [B]:
     the graded ones. old_logprobs, ref_logprobs, sampler_logprobs, values, returns, advantages: [B, T].
+    With process supervision step_ends [B, T] marks the last token of each rewarded step, where step_rewards [B, T]
+    holds its reward.
     """
 
     trees: list[Tree]
@@ -79,6 +82,8 @@ class Batch:
     values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
+    step_rewards: torch.Tensor | None = None
+    step_ends: torch.Tensor | None = None
 
     @property
     def groups(self) -> list[int]:
@@ -103,7 +108,10 @@ class Batch:
 
 
 def batch_of(rollout: Rollout, config: RLConfig) -> Batch:
-    """Lay a rollout out; a completion that misses its end token pays `missing_eos_penalty`."""
+    """Lay a rollout out; a completion that misses its end token pays `missing_eos_penalty`.
+
+    With process supervision its last step does, which has that reward alone where no other applied to it.
+    """
     size = config.num_generations
     completions = rollout.completions
     lengths = torch.tensor([len(c.ids) for c in completions])
@@ -111,7 +119,11 @@ def batch_of(rollout: Rollout, config: RLConfig) -> Batch:
     ended = torch.tensor([c.finish_reason == "stop" for c in completions])
     valid = torch.tensor([total is not None for total in rollout.scores.total])
     rewards = torch.tensor([total or 0.0 for total in rollout.scores.total], dtype=torch.float64)
-    rewards = rewards - config.missing_eos_penalty * (~ended & valid)
+    penalties = config.missing_eos_penalty * (~ended & valid).double()
+    rewards = rewards - penalties
+    step_rewards, step_ends = None, None
+    if rollout.scores.steps is not None:
+        step_rewards, step_ends = _step_tensors(rollout.scores.steps, mask, penalties)
     keep = valid & ended if config.mask_truncated_completions else valid
     sampled = torch.tensor([x for c in completions for x in c.logprobs], dtype=torch.float32)
     return Batch(
@@ -125,7 +137,25 @@ def batch_of(rollout: Rollout, config: RLConfig) -> Batch:
         rewards=rewards,
         valid=valid,
         sampler_logprobs=torch.zeros(mask.shape).masked_scatter(mask, sampled),
+        step_rewards=step_rewards,
+        step_ends=step_ends,
     )
+
+
+def _step_tensors(
+    steps: list[StepScores], mask: torch.Tensor, penalties: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rewards and marks [B, T] at the last tokens of rewarded steps, less the completions' penalties [B]."""
+    rewards = torch.zeros(mask.shape, dtype=torch.float64)
+    ends = torch.zeros_like(mask)
+    for row, one in enumerate(steps):
+        for step, reward in zip(one.steps, one.total, strict=True):
+            if reward is not None:
+                rewards[row, step.end], ends[row, step.end] = reward, True
+        if penalties[row]:
+            rewards[row, one.steps[-1].end] -= penalties[row]
+            ends[row, one.steps[-1].end] = True
+    return rewards, ends
 
 
 def advantages_of(batch: Batch, config: RLConfig, kl: torch.Tensor | None, kl_coef: float) -> None:
@@ -135,6 +165,10 @@ def advantages_of(batch: Batch, config: RLConfig, kl: torch.Tensor | None, kl_co
     per-token rewards it is taken off the completion's reward as a sum over its tokens.
     """
     mask, size = batch.mask, batch.group_size
+    if batch.step_rewards is not None and batch.step_ends is not None:
+        advantages = process_advantages(batch.step_rewards, batch.step_ends, size, config.scale_rewards)
+        batch.advantages = advantages.float()
+        return
     if config.advantage_estimator == "gae":
         assert batch.values is not None
         known = mask & batch.valid[:, None]
@@ -157,15 +191,26 @@ def advantages_of(batch: Batch, config: RLConfig, kl: torch.Tensor | None, kl_co
 
 
 def has_spread(rollout: Rollout, config: RLConfig) -> list[bool]:
-    """For each group, whether its graded completions earned different rewards."""
-    total = rollout.scores.total
-    rewards = torch.tensor([t or 0.0 for t in total], dtype=torch.float64)
-    valid = torch.tensor([t is not None for t in total])
-    return (~zero_spread(rewards, config.num_generations, valid)).tolist()
+    """For each group, whether its graded completions (with process supervision, all their steps) earned different
+    rewards."""
+    scores = rollout.scores
+    rows = [[t] for t in scores.total] if scores.steps is None else [one.total for one in scores.steps]
+    longest = max(map(len, rows))
+    rewards = torch.tensor([t or 0.0 for row in rows for t in _padded(row, longest)], dtype=torch.float64)
+    valid = torch.tensor([t is not None for row in rows for t in _padded(row, longest)])
+    return (~zero_spread(rewards, config.num_generations * longest, valid)).tolist()
+
+
+def _padded(row: list[float | None], length: int) -> list[float | None]:
+    return row + [None] * (length - len(row))
 
 
 def rollout_metrics(rollout: Rollout, config: RLConfig) -> dict[str, float]:
-    """TRL's names for what was sampled and earned; lengths in tokens."""
+    """TRL's names for what was sampled and earned; lengths in tokens.
+
+    With process supervision a completion's reward is the mean over its rewarded steps: `reward` is the mean of
+    those means, and so are the parts'. `process/steps_mean` is the number of steps, rewarded or not.
+    """
     total = rollout.scores.total
     rewards = torch.tensor([t or 0.0 for t in total], dtype=torch.float64)
     graded = rewards[torch.tensor([t is not None for t in total])]
@@ -180,6 +225,8 @@ def rollout_metrics(rollout: Rollout, config: RLConfig) -> dict[str, float]:
         "completions/clipped_ratio": 1 - ended.double().mean().item(),
         "num_tokens": lengths.sum().item(),
     }
+    if (steps := rollout.scores.steps) is not None:
+        metrics["process/steps_mean"] = sum(len(one.steps) for one in steps) / len(steps)
     if config.num_generations > 1:
         spread = has_spread(rollout, config)
         metrics["reward_std"] = grouped.std(1).mean().item()

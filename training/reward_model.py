@@ -101,26 +101,50 @@ def reward_model_step(
     return totals | {"grad_norm": norm, "learning_rate": rate, "num_tokens": num_tokens}
 
 
-def branch_scores(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+def branch_scores(
+    model: PreTrainedModel, layout: Layout, positions: torch.Tensor | None = None
+) -> torch.Tensor:
     """Score of every branch of a layout, [M], read at its last token; at least float32.
 
-    The place follows from lengths, so neither padding nor an end token inside a text moves it.
+    With `positions` [N], flat indices as the layout's `ends` are, the scores [N] read there. The places follow
+    from lengths, so neither padding nor an end token inside a text moves them.
     """
     head: Any = model.score
-    return at_least_float32(head(hidden_states(model, layout, layout.ends))).squeeze(-1)
+    places = layout.ends if positions is None else positions
+    return at_least_float32(head(hidden_states(model, layout, places))).squeeze(-1)
 
 
 def score_branches(
-    model: PreTrainedModel, trees: Sequence[Tree], pad_id: int, micro_batch_tokens: int
+    model: PreTrainedModel,
+    trees: Sequence[Tree],
+    pad_id: int,
+    micro_batch_tokens: int,
+    places: Sequence[Sequence[int]] | None = None,
 ) -> torch.Tensor:
-    """Scores of every branch of `trees` in order, [M], on the CPU, without gradient."""
+    """Scores of every branch of `trees` in order, [M], on the CPU, without gradient.
+
+    `places` lists for each branch the indices of its tokens to read at, instead of the last one: then every
+    score in order, [N].
+    """
+    if places is None:
+        places = [[len(branch) - 1] for tree in trees for branch in tree.branches]
+    remaining = iter(places)
+    by_tree = [[next(remaining) for _ in tree.branches] for tree in trees]
     found: dict[int, torch.Tensor] = {}
     training = model.training
     model.eval()
     with torch.no_grad():
         for micro in split_by_tokens([tree.num_tokens for tree in trees], micro_batch_tokens):
             layout = lay_out([[trees[i]] for i in micro], pad_id, model.device)
-            parts = branch_scores(model, layout).cpu().split([len(trees[i].branches) for i in micro])
+            branches = [branch for i in micro for branch in trees[i].branches]
+            read = [own for i in micro for own in by_tree[i]]
+            positions = [
+                end - len(branch) + 1 + place
+                for end, branch, own in zip(layout.ends.tolist(), branches, read, strict=True)
+                for place in own
+            ]
+            scores = branch_scores(model, layout, torch.tensor(positions, device=model.device)).cpu()
+            parts = scores.split([sum(map(len, by_tree[i])) for i in micro])
             found |= dict(zip(micro, parts, strict=True))
     model.train(training)
     return torch.cat([found[i] for i in range(len(trees))])

@@ -45,6 +45,7 @@ from training.prompts import PromptRenderer
 from training.randomness import batch_indices, derive_seed
 from training.recorder import Recorder, replay
 from training.rewards import RewardSum, Scores
+from training.rewards.process import score_steps, shown_steps
 from training.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 
 
@@ -236,7 +237,11 @@ class RLTrainer:
         texts = [self.renderer.decode(completion.ids) for completion in completions]
         sampled = time.monotonic()
         prompts = [problem.prompt for problem in problems for _ in range(size)]
-        scores = self.rewards.score(prompts, texts, **reward_columns(problems, completions, size))
+        columns = reward_columns(problems, completions, size)
+        if config.supervision == "process":
+            scores = score_steps(self.rewards, prompts, texts, self.renderer.decode, **columns)
+        else:
+            scores = self.rewards.score(prompts, texts, **columns)
         seconds = {"rollout": sampled - started, "grade": time.monotonic() - sampled}
         return Rollout(problems, completions, texts, scores, seconds, {})
 
@@ -336,6 +341,7 @@ class RLTrainer:
                 "completion": text,
                 "reward": rollout.scores.total[i],
                 **{f"rewards/{name}": values[i] for name, values in rollout.scores.parts.items()},
+                **shown_steps(rollout.scores, i),
                 "advantage": float(mean[i]),
                 "finish_reason": rollout.completions[i].finish_reason,
                 "tokens": len(rollout.completions[i].ids),
@@ -352,8 +358,7 @@ class _Group:
         self.problem: Problem = rollout.problems[number]
         self.completions: list[Completion] = rollout.completions[part]
         self.texts = rollout.texts[part]
-        self.total = rollout.scores.total[part]
-        self.parts = {name: values[part] for name, values in rollout.scores.parts.items()}
+        self.scores = rollout.scores.part(part)
         self.spread = spread
 
 
@@ -365,13 +370,11 @@ def _groups(rollout: Rollout, config: RLConfig) -> list[_Group]:
 
 
 def _joined(groups: list[_Group], seconds: dict[str, float], metrics: dict[str, float]) -> Rollout:
-    total = [t for group in groups for t in group.total]
-    parts = {name: [v for group in groups for v in group.parts[name]] for name in groups[0].parts}
     return Rollout(
         [group.problem for group in groups],
         [c for group in groups for c in group.completions],
         [t for group in groups for t in group.texts],
-        Scores(total, parts),
+        Scores.joined([group.scores for group in groups]),
         seconds,
         metrics,
     )

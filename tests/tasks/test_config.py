@@ -80,6 +80,20 @@ def test_every_field_has_a_sentence():
         ("rl.kl_target=0.1", "kl_target adapts beta, which is 0"),
         ("evaluate.k=[64]", "k [64] exceeds num_samples"),
         ("rl.reward_weights=[1, 2]", "reward_weights has 2 entries, reward_funcs has 1"),
+        (
+            "rl={supervision: process, advantage_estimator: rloo}",
+            "advantage_estimator rloo does not go with supervision process",
+        ),
+        ("rl={supervision: process, advantage_estimator: gae}", "set advantage_estimator: group"),
+        ("rl={supervision: process, kl_in: reward}", "kl_in reward does not go with supervision process"),
+        (
+            "rl={supervision: process, importance_sampling_level: sequence}",
+            "set importance_sampling_level: token",
+        ),
+        (
+            "rewards.steps.separator=''",
+            "rewards.steps.separator = '': String should have at least 1 character",
+        ),
         ("prompt.template=no place", "must contain {question}"),
         ("reward_model.enabled=true", "reward_model.enabled = True needs the pairs of stage preferences"),
         ("dpo.enabled=true", "dpo.enabled = True needs the pairs of stage preferences"),

@@ -143,6 +143,21 @@ def test_rl_in_iterations_publishes_the_reward_model_that_went_on_learning(resto
     assert models.loc["reference", "parameters"] == (adapters if lora else models.loc["policy", "parameters"])
 
 
+def test_rl_takes_the_reward_models_score_of_every_step(compared):
+    compared.set(rl__supervision="process", rl__reward_funcs=["model"], rewards={"steps": {"separator": "a"}})
+    assert _run("rl", rl) == 0
+    rows = history(compared.root / "data/models/rl")
+    assert all(row["process/steps_mean"] >= 1 for row in rows)
+    assert any(row["process/steps_mean"] > 1 for row in rows)
+    for row in rows:
+        assert row["rewards/model/failures"] == 0
+        assert row["reward"] == pytest.approx(row["rewards/model/mean"])
+        assert row["frac_reward_zero_std"] == 0
+        assert row["grad_norm"] > 0
+    verify(compared.root / "data/models/rl")
+    compared.set(rl__supervision="outcome", rl__reward_funcs=["math", "model"], rewards={})
+
+
 def test_completions_of_the_model_itself_are_paired_by_the_grader(compared):
     compared.set(
         preferences={

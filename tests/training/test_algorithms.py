@@ -1,18 +1,21 @@
 """Every row of the table as a whole step: loss and gradient against a plain step, one completion at a time."""
 
 import math
+import re
 
 import pytest
 import torch
 
-from tests.training.conftest import small_model
+from tests.training.conftest import ALPHABET, small_model
 from tests.training.test_rl import capture_gradient, digit_sum, flat_gradient, make, plain_logprobs
 from training.config import OptimizerConfig
 from training.critic import Critic
 from training.errors import BadInput
-from training.experience import batch_of
+from training.experience import batch_of, has_spread, rollout_metrics
+from training.models import character_tokenizer
 from training.recorder import NullRecorder
 
+CHARACTERS = character_tokenizer(ALPHABET)
 OPEN = {"optimizer": OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9), "temperature": 0.9}
 
 
@@ -63,6 +66,49 @@ def whitened_over_tokens(i, rows, model):
     return (centred[i] - tokens.mean()) / torch.sqrt(tokens.var() + 1e-8)
 
 
+def digits_of(texts):
+    """For each step the sum of its digits, None without one; 0 for all where no step has one."""
+    found = [[int(c) for c in text if c.isdigit()] for text in texts]
+    return [float(sum(digits)) if digits or not any(found) else None for digits in found]
+
+
+def step_digit_sum(prompts, completions, steps, **columns):
+    return [digits_of(own) for own in steps]
+
+
+def plain_steps(row):
+    """(text, last token) of each step between dashes, from the characters of one token after another."""
+    tokens = row[2][0, row[1] :].tolist()
+    characters = [
+        (c, t) for t, i in enumerate(tokens) for c in CHARACTERS.decode([i], skip_special_tokens=True)
+    ]
+    text = "".join(c for c, _ in characters)
+    pattern = r"(?:\s*-)*\s*[^\s-][^-]*(?:-(?:\s*-)*(?:\s*$)?|$)"
+    steps = [(m[0], characters[m.end() - 1][1]) for m in re.finditer(pattern, text)] or [(text, None)]
+    return [*steps[:-1], (steps[-1][0], len(tokens) - 1)]
+
+
+def by_step(penalty=0.0):
+    """Normalised over all the group's steps with a reward; a token's advantage is the sum of those from it on."""
+
+    def rewarded(row):
+        texts, ends = zip(*plain_steps(row), strict=True)
+        found = {end: r for end, r in zip(ends, digits_of(texts), strict=True) if r is not None}
+        last = row[2].shape[1] - row[1] - 1
+        if penalty and not row[4]:
+            found[last] = found.get(last, 0.0) - penalty
+        return found
+
+    def advantage_of(i, rows, model):
+        every = [r for row in rows if row[0] == rows[i][0] for r in rewarded(row).values()]
+        every = torch.tensor(every, dtype=torch.float64)
+        normalised = {end: (r - every.mean()) / (every.std() + 1e-6) for end, r in rewarded(rows[i]).items()}
+        length = rows[i][2].shape[1] - rows[i][1]
+        return torch.tensor([sum(a for end, a in normalised.items() if end >= t) for t in range(length)])
+
+    return advantage_of
+
+
 def reinforce(logprobs, advantage):
     """The gradient of every surrogate at ratio 1."""
     return -advantage * torch.exp(logprobs - logprobs.detach())
@@ -90,6 +136,15 @@ def sapo(logprobs, advantage):
     return -advantage * 4 / tau * torch.sigmoid(tau * (torch.exp(logprobs - logprobs.detach()) - 1))
 
 
+PROCESS = {
+    "supervision": "process",
+    "reward": step_digit_sum,
+    "separator": "-",
+    "num_generations": 6,
+    "max_completion_length": 12,
+}
+
+
 @pytest.mark.parametrize(
     ("settings", "advantage_of", "surrogate", "divisor"),
     [
@@ -99,12 +154,16 @@ def sapo(logprobs, advantage):
         ({"loss_type": "cispo", "epsilon_high": 5.0}, group_normalised, cispo, over_tokens),
         ({"loss_type": "sapo"}, group_normalised, sapo, per_completion),
         ({"delta": 1.5, "epsilon_high": 0.28}, group_normalised, reinforce, over_tokens),
+        (PROCESS, by_step(), reinforce, over_tokens),
+        (PROCESS | {"loss_type": "grpo"}, by_step(), reinforce, per_completion),
+        (PROCESS | {"missing_eos_penalty": 2.5}, by_step(2.5), reinforce, over_tokens),
     ],
 )  # fmt: skip
 def test_a_step_equals_a_plain_one(tokenizer, tmp_path, settings, advantage_of, surrogate, divisor):
     trainer = make(tokenizer, tmp_path, **(OPEN | settings))
     rollout = trainer.roll_out(0)
     gradient, metrics = capture_gradient(trainer, rollout)
+    assert None not in rollout.scores.total
     loss, expected = plain_step(rollout, advantage_of, surrogate, divisor)
     assert metrics["loss"] == pytest.approx(loss, abs=2e-7)
     torch.testing.assert_close(gradient, expected, rtol=0, atol=5e-6)
@@ -375,3 +434,110 @@ def test_the_samplers_logprobs_are_corrected_up_to_the_cap(tokenizer, tmp_path):
         corrected, metrics = capture_gradient(trainer, rollout)
         torch.testing.assert_close(corrected, weight * exact, rtol=1e-4, atol=1e-6)
         assert metrics["sampling/importance_weight"] == pytest.approx(weight, rel=1e-5)
+
+
+def test_steps_of_one_completion_have_advantages_of_their_own(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, **PROCESS)
+    rollout = trainer.roll_out(0)
+    batch, _ = trainer.compare(rollout)
+    assert any(len(one.steps) > 1 for one in rollout.scores.steps)
+    for row, one in enumerate(rollout.scores.steps):
+        rewarded = [step.end for step, reward in zip(one.steps, one.total, strict=True) if reward is not None]
+        assert batch.step_ends[row].nonzero().flatten().tolist() == rewarded
+        changes = batch.advantages[row].diff().abs().gt(1e-6).nonzero().flatten().tolist()
+        assert set(changes) <= set(rewarded)
+        assert not batch.advantages[row, len(rollout.completions[row].ids) :].any()
+    metrics = rollout_metrics(rollout, trainer.config)
+    own = [[r for r in one.total if r is not None] for one in rollout.scores.steps]
+    means = [sum(rewards) / len(rewards) for rewards in own if rewards]
+    assert metrics["reward"] == pytest.approx(sum(means) / len(means))
+    assert metrics["process/steps_mean"] == sum(len(one.steps) for one in rollout.scores.steps) / 12
+
+
+def one_on_average(prompts, completions, steps, **columns):
+    """Every completion earns 1 on average, with spread among its steps for prompts of odd first digit."""
+    return [
+        [1.0] * len(own) if int(p[0]) % 2 == 0 or len(own) == 1 else [0.0, 2.0, *[1.0] * (len(own) - 2)]
+        for p, own in zip(prompts, steps, strict=True)
+    ]
+
+
+def test_spread_is_that_of_all_the_steps_of_a_group(tokenizer, tmp_path):
+    settings = PROCESS | {"reward": one_on_average, "prompts_per_step": 5, "num_generations": 12}
+    plain = make(tokenizer, tmp_path, **settings)
+    rollout = plain.roll_out(0)
+    odd = [int(problem.prompt[0]) % 2 == 1 for problem in rollout.problems]
+    assert set(odd) == {True, False}
+    assert has_spread(rollout, plain.config) == odd
+    batch, _ = plain.compare(rollout)
+    assert [batch.has_advantage(g) for g in batch.groups] == odd
+    assert rollout_metrics(rollout, plain.config)["frac_reward_zero_std"] == 1 - sum(odd) / 5
+    assert set(rollout.scores.total) == {1.0}
+    settings["prompts_per_step"] = 3
+    refilled = make(tokenizer, tmp_path, dynamic_sampling_rounds=6, **settings).roll_out(0)
+    assert all(int(problem.prompt[0]) % 2 for problem in refilled.problems)
+    assert len(refilled.scores.steps) == len(refilled.completions) == 36
+    for one, completion in zip(refilled.scores.steps, refilled.completions, strict=True):
+        assert one.steps[-1].end == len(completion.ids) - 1
+
+
+def test_a_truncated_completion_without_a_rewarded_step_stays_ungraded(tokenizer, tmp_path):
+    def none(prompts, completions, steps, **columns):
+        return [[None] * len(own) if i else [1.0] * len(own) for i, own in enumerate(steps)]
+
+    trainer = make(tokenizer, tmp_path, **(PROCESS | {"reward": none}), missing_eos_penalty=1.0)
+    batch = batch_of(trainer.roll_out(0), trainer.config)
+    assert batch.step_ends[0].any()
+    assert not batch.step_ends[1:].any()
+    assert not batch.loss_mask[1:].any()
+
+
+def test_truncated_completions_are_masked_with_their_steps(tokenizer, tmp_path):
+    trainer = make(
+        tokenizer, tmp_path, **(PROCESS | {"num_generations": 12}), mask_truncated_completions=True
+    )
+    rollout = trainer.roll_out(0)
+    batch, _ = trainer.compare(rollout)
+    stopped = torch.tensor([c.finish_reason == "stop" for c in rollout.completions])
+    assert set(stopped.tolist()) == {True, False}
+    assert not batch.loss_mask[~stopped].any()
+    assert torch.equal(batch.loss_mask[stopped & batch.valid], batch.mask[stopped & batch.valid])
+
+
+def test_process_supervision_learns_and_is_resumed_to_the_same_bytes(tokenizer, tmp_path):
+    """Steps between dashes that hold a nine are rewarded: they come to be more."""
+
+    def nines(prompts, completions, steps, **columns):
+        return [[float("9" in text) for text in own] for own in steps]
+
+    tables = {}
+
+    class Watch(NullRecorder):
+        def table(self, name, rows):
+            tables[name] = rows
+
+    class Killed(NullRecorder):
+        def metrics(self, values, step):
+            if step == 9:
+                raise KeyboardInterrupt
+
+    def trainer(folder, recorder):
+        settings = PROCESS | {"reward": nines, "num_steps": 30, "prompts_per_step": 4, "num_generations": 8}
+        return make(
+            tokenizer, tmp_path / folder, model=small_model(dtype=torch.float32), recorder=recorder,
+            checkpoint_every=4, optimizer=OptimizerConfig(learning_rate=3e-3, schedule="constant"), **settings,
+        )  # fmt: skip
+
+    whole = trainer("whole", Watch())
+    history = whole.train()
+    first, last = (sum(row["reward"] for row in part) / 5 for part in (history[:5], history[-5:]))
+    assert last > first + 0.2
+    shown = tables["completions/step-000001"][0]
+    assert "".join(shown["steps"]) == shown["completion"]
+    assert len(shown["step_rewards"]) == len(shown["step_rewards/math"]) == len(shown["steps"])
+    with pytest.raises(KeyboardInterrupt):
+        trainer("cut", Killed()).train()
+    resumed = trainer("cut", NullRecorder())
+    assert resumed.train() == history
+    for a, b in zip(whole.policy.model.parameters(), resumed.policy.model.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -76,6 +76,20 @@ def test_the_score_is_that_of_the_last_real_token_whatever_the_batch(reward_mode
     torch.testing.assert_close(alone, plain, rtol=0, atol=1e-6)
 
 
+def test_scores_read_at_given_places_are_those_of_the_texts_cut_there(reward_model):
+    places = [[0, 2], [0], [1, 3], [0, 1, 2, 3], [], [1]]
+    branches = [(tree.prefix, branch) for tree in TREES for branch in tree.branches]
+    cut = [
+        Tree(prefix, [branch[: place + 1]])
+        for (prefix, branch), own in zip(branches, places, strict=True)
+        for place in own
+    ]
+    expected = score_branches(reward_model, cut, 0, 1)
+    for budget in (1, 20, 1000):
+        found = score_branches(reward_model, TREES, 0, budget, places)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("pad", [0, 1, 9])
 def test_what_stands_in_the_padding_never_matters(reward_model, pad):
     """Not even the end token does."""
@@ -245,3 +259,21 @@ def test_the_model_reward_scores_what_the_policy_sampled(reward_model, tokenizer
     ]
     assert sampled == pytest.approx(expected, abs=1e-6)
     assert all(a != b for a, b in pairwise(sampled))
+
+
+def test_the_model_reward_scores_every_step_at_its_last_token(reward_model, tokenizer):
+    """Each as the reward model scores the text up to there; the last step's is the whole completion's score."""
+    renderer = PromptRenderer(tokenizer, PromptConfig(chat_template="none"))
+    reward = ModelReward(reward_model, renderer, 30)
+    prompts, ids = ["1+1=", "1+1=", "2="], [renderer.completion_ids(t) for t in ("2 3 4", "33", "4 5")]
+    columns = {"prompts": prompts, "completions": [""] * 3, "completion_ids": ids}
+    ends = [[1, 3, 5], [2], [1, 3]]
+    scores = reward(**columns, step_ends=ends)
+    assert [len(own) for own in scores] == [3, 1, 2]
+    assert [own[-1] for own in scores] == pytest.approx(reward(**columns), abs=1e-6)
+    for i, own in enumerate(ends):
+        for end, score in zip(own, scores[i], strict=True):
+            alone = score_branches(
+                reward_model, [Tree(renderer.ids(prompts[i]), [ids[i][: end + 1]])], 0, 100
+            )
+            assert score == pytest.approx(alone.item(), abs=1e-6)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.conftest import small_model
-from training.config import LoraConfig, OptimizerConfig, PromptConfig, RewardsConfig, RLConfig
+from training.config import LoraConfig, OptimizerConfig, PromptConfig, RewardsConfig, RLConfig, StepsConfig
 from training.errors import BadInput
 from training.experience import Problem
 from training.policy import Policy
@@ -32,6 +32,7 @@ def make(
     lora=None,
     problems=8,
     critic=None,
+    separator="\n",
     **settings,
 ):
     model = model or small_model()
@@ -46,7 +47,7 @@ def make(
     config = RLConfig(**(defaults | settings))
     renderer = PromptRenderer(tokenizer, PromptConfig(chat_template="none"))
     policy = Policy(model, lora or LoraConfig(), 1)
-    rewards = RewardSum(["math"], None, RewardsConfig())
+    rewards = RewardSum(["math"], None, RewardsConfig(steps=StepsConfig(separator=separator)))
     rewards.functions = [reward or digit_sum]
     texts = [f"{i} + {i + 1} =" for i in range(problems)]
     rows = [Problem(t, tuple(renderer.ids(t)), {"answer": "1"}) for t in texts]

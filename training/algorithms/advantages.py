@@ -73,17 +73,21 @@ def reinforce_plus_plus_advantages(
 
 
 def process_advantages(
-    step_rewards: torch.Tensor, step_ends: torch.Tensor, group_size: int, eps: float = 1e-6
+    step_rewards: torch.Tensor,
+    step_ends: torch.Tensor,
+    group_size: int,
+    scale: Literal["group", "batch", "none"] = "group",
+    eps: float = 1e-6,
 ) -> torch.Tensor:
     """Sum of the normalised rewards of the steps that end at or after a token. [B, T] -> [B, T].
 
     Process supervision (DeepSeekMath, arXiv:2402.03300 §4.1.3). `step_ends` marks the last token of each graded
     step, `step_rewards` holds its reward there. Rewards are normalised over all steps of the group, as
-    `group_advantages` does over completions; an ungraded completion has no steps, hence advantage 0.
+    `group_advantages` does over completions (`scale` is its); an ungraded completion has no steps, hence advantage 0.
     """
     num_tokens = step_rewards.shape[1]
     normalised = group_advantages(
-        step_rewards.flatten(), group_size * num_tokens, "group", step_ends.flatten(), eps
+        step_rewards.flatten(), group_size * num_tokens, scale, step_ends.flatten(), eps
     )
     return normalised.view_as(step_rewards).flip(1).cumsum(1).flip(1)
 

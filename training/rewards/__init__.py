@@ -3,7 +3,8 @@
     f(prompts, completions, **columns) -> list[float | None]
 
 `prompts` and `completions` are texts; `columns` are the rows' other columns (`answer`, `source`, `id`) and
-`finish_reason`, and in RL `completion_ids`, the sampled token ids. None means "not applicable here".
+`finish_reason`, and in RL `completion_ids`, the sampled token ids. None means "not applicable here". With
+process supervision there are steps besides, and rewards may be lists (`training.rewards.process`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from typing import Any
 
 from training.config import RewardsConfig
 from training.errors import BadInput
+from training.rewards.equations import EquationsReward
 from training.rewards.format import FormatReward
 from training.rewards.math import MathReward
 from training.rewards.overlong import OverlongReward
+from training.rewards.steps import Step
 
-Reward = Callable[..., list[float | None]]
+Reward = Callable[..., Any]
 """A reward function, called by keyword as above."""
 
-BUILT_IN = ("math", "format", "overlong", "model")
+BUILT_IN = ("math", "format", "overlong", "equations", "model")
 
 
 def load_reward(name: str, config: RewardsConfig) -> Reward:
@@ -38,6 +41,8 @@ def load_reward(name: str, config: RewardsConfig) -> Reward:
         return FormatReward(config.format.pattern)
     if name == "overlong":
         return OverlongReward(config.overlong.max_length, config.overlong.buffer)
+    if name == "equations":
+        return EquationsReward()
     if name == "model":
         raise BadInput("reward 'model': the reward model is there in RL only; accepted here: math, format")
     module_name, separator, function = name.partition(":")
@@ -57,11 +62,39 @@ def load_reward(name: str, config: RewardsConfig) -> Reward:
 
 
 @dataclass(frozen=True)
+class StepScores:
+    """The steps of one completion: the weighted sum of each one's rewards, and its parts; None where none applied."""
+
+    steps: list[Step]
+    total: list[float | None]
+    parts: dict[str, list[float | None]]
+
+
+@dataclass(frozen=True)
 class Scores:
-    """Rewards of a batch of completions. `total[i]` is None where no part applied to completion i."""
+    """Rewards of a batch of completions. `total[i]` is None where no part applied to completion i.
+
+    With process supervision `steps` holds the completions' steps, and `total` and `parts` the mean over those of
+    a completion's steps that have the reward.
+    """
 
     total: list[float | None]
     parts: dict[str, list[float | None]]
+    steps: list[StepScores] | None = None
+
+    def part(self, rows: slice) -> Scores:
+        """The scores of some neighbouring completions."""
+        parts = {name: values[rows] for name, values in self.parts.items()}
+        return Scores(self.total[rows], parts, None if self.steps is None else self.steps[rows])
+
+    @staticmethod
+    def joined(scores: Sequence[Scores]) -> Scores:
+        """The scores of several batches, at least one, that were graded by the same rewards, as of one."""
+        return Scores(
+            [total for one in scores for total in one.total],
+            {name: [v for one in scores for v in one.parts[name]] for name in scores[0].parts},
+            None if scores[0].steps is None else [steps for one in scores for steps in one.steps or []],
+        )
 
 
 class RewardSum:
@@ -79,24 +112,48 @@ class RewardSum:
     ) -> None:
         self.names = list(names)
         self.weights = list(weights) if weights is not None else [1.0] * len(self.names)
+        self.separator = config.steps.separator
         known = given or {}
         self.functions = [known[name] if name in known else load_reward(name, config) for name in self.names]
 
     def score(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> Scores:
         """Grade each completion; parts that return None are left out of its sum.
 
-        Raises BadInput when a function returns another number of rewards than there are completions.
+        Raises BadInput when a function returns another number of rewards than there are completions, or a list
+        for one.
         """
-        parts: dict[str, list[float | None]] = {}
+        parts = {
+            name: [as_number(value, name, i) for i, value in enumerate(values)]
+            for name, values in self.returned(prompts=prompts, completions=completions, **columns).items()
+        }
+        return Scores(self.weighted(parts), parts)
+
+    def returned(self, *, completions: Sequence[str], **columns: Any) -> dict[str, Sequence[Any]]:
+        """What each function returns, one value for each completion; raises BadInput for another number."""
+        found: dict[str, Sequence[Any]] = {}
         for name, function in zip(self.names, self.functions, strict=True):
-            values = function(prompts=prompts, completions=completions, **columns)
-            if len(values) != len(completions):
+            found[name] = function(completions=completions, **columns)
+            if len(found[name]) != len(completions):
                 raise BadInput(
-                    f"reward {name!r}: returned {len(values)} values for {len(completions)} completions"
+                    f"reward {name!r}: returned {len(found[name])} values for {len(completions)} completions"
                 )
-            parts[name] = [None if v is None or v != v else float(v) for v in values]
+        return found
+
+    def weighted(self, parts: Mapping[str, Sequence[float | None]]) -> list[float | None]:
+        """The weighted sum of the parts at each place, None where none applies."""
         total: list[float | None] = []
         for row in zip(*parts.values(), strict=True):
             applicable = [w * v for w, v in zip(self.weights, row, strict=True) if v is not None]
             total.append(sum(applicable) if applicable else None)
-        return Scores(total, parts)
+        return total
+
+
+def as_number(value: Any, name: str, index: int) -> float | None:
+    """A reward as a number, None for None and NaN; raises BadInput, naming the completion, for anything else."""
+    try:
+        return None if value is None or value != value else float(value)
+    except (TypeError, ValueError):
+        raise BadInput(
+            f"reward {name!r}: returned {type(value).__name__} for completion {index}, expected a number or None "
+            "(rewards for each of its steps need rl.supervision: process)"
+        ) from None

@@ -1,4 +1,4 @@
-"""`model`: the reward model's score of a completion, read at its last token."""
+"""`model`: the reward model's score of a completion, read at its last token, or at each step's."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ class ModelReward:
         completions: Sequence[str],
         completion_ids: Sequence[list[int]] | None = None,
         finish_reason: Sequence[str] | None = None,
+        step_ends: Sequence[Sequence[int]] | None = None,
         **_: Any,
-    ) -> list[float | None]:
-        """Scores in order; `completion_ids`, the ids that were sampled, are taken as they are, texts else."""
+    ) -> list[float] | list[list[float]]:
+        """Scores in order; `completion_ids`, the ids that were sampled, are taken as they are, texts else.
+
+        With `step_ends`, the indices of each completion's steps' last ids, a list of scores for each completion.
+        """
         reasons = finish_reason or ["stop"] * len(completions)
         if completion_ids is None:
             branches = map(self._rendered, completions, reasons)
@@ -43,7 +47,10 @@ class ModelReward:
             for prompt, group in groupby(zip(prompts, branches, strict=True), key=lambda pair: pair[0])
         ]
         pad_id = self.renderer.tokenizer.pad_token_id or 0
-        return list(score_branches(self.model, trees, pad_id, self.micro_batch_tokens).tolist())
+        scores = score_branches(self.model, trees, pad_id, self.micro_batch_tokens, step_ends)
+        if step_ends is None:
+            return list(scores.tolist())
+        return [part.tolist() for part in scores.split([len(ends) for ends in step_ends])]
 
     def _rendered(self, text: str, reason: str) -> list[int]:
         ids = self.renderer.completion_ids(text)

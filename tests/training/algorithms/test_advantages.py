@@ -127,6 +127,15 @@ def test_one_step_a_completion_is_outcome_supervision():
     assert got[1].tolist()[1:] == [0.0, 0.0]
 
 
+def test_steps_are_scaled_as_completions_are():
+    rewards = torch.tensor([[0, 1.0, 0, 3.0, 0], [0, 0, 5.0, 0, 0]], dtype=torch.float64)
+    got = process_advantages(rewards, STEP_ENDS, 2, "none")
+    assert got.tolist() == [[-2.0, -2.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 0.0, 0.0]]
+    other = process_advantages(torch.cat([rewards, 2 * rewards]), STEP_ENDS.repeat(2, 1), 2, "batch", eps=0.0)
+    spread = torch.tensor([1.0, 3.0, 5.0, 2.0, 6.0, 10.0], dtype=torch.float64).std()
+    torch.testing.assert_close(other[:2], got / spread)
+
+
 def test_groups_of_steps_are_apart_and_flat_ones_are_zero():
     rewards = torch.tensor([[9.0, 1.0, 9.0, 0.0, 9.0], [9.0, 9.0, 2.0, 9.0, 9.0]], dtype=torch.float64)
     both = process_advantages(torch.cat([rewards, torch.full_like(rewards, 0.7)]), STEP_ENDS.repeat(2, 1), 2)

@@ -247,7 +247,7 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     special = ["<pad>", "<eos>", "<unk>"]
     vocabulary = {token: index for index, token in enumerate(special + sorted(set(alphabet)))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(?m:.)"), behavior="isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"

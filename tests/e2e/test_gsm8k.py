@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 import pytest
 
-from tests.e2e.test_tiny import clone, ok  # noqa: F401  (clone is a fixture)
+from tests.e2e.runs import ok, rl_history
 from tests.project import gradeline
 from tests.shared import SHARED, needs_shared
 
 pytestmark = [pytest.mark.e2e, needs_shared]
 
 
-def test_two_steps_on_gsm8k_with_smollm2(clone):  # noqa: F811
+def test_two_steps_on_gsm8k_with_smollm2(clone):
     recipe = (clone / "configs" / "gsm8k-smollm2.yaml").read_text()
     for split in ("train", "test"):
         url = next(word for word in recipe.split() if word.endswith(f"/{split}.jsonl"))
@@ -39,7 +37,7 @@ def test_two_steps_on_gsm8k_with_smollm2(clone):  # noqa: F811
         for split in ("train", "test")
     }
     assert rows == {"train": 7473, "test": 1319}
-    history = [json.loads(line) for line in (tree / "data/models/rl/history.jsonl").read_text().splitlines()]
+    history = rl_history(tree)
     assert [row["step"] for row in history] == [1, 2]
     assert all(row["num_tokens"] > 0 for row in history)
     assert (tree / "data/models/rl/model.safetensors").stat().st_size > 500_000_000

@@ -6,61 +6,16 @@ The tests share one clone of the repository and build on each other, in order.
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
-from mlflow.entities import Run
 
-from tasks.config import STAGES, dump_params, load_params
-from tasks.tracking import OUTPUTS, open_store, output_digest
-from tests.project import OPTIONAL, REPOSITORY, dvc, git, gradeline
+from tasks.config import STAGES
+from tasks.tracking import OUTPUTS, open_store
+from tests.e2e.runs import digests, how_stages_ended, last_pipeline, ok, runs
+from tests.project import OPTIONAL, dvc, git, gradeline
 from training.storage import verify
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository as it stands, committed, with `tiny` as its own params and a DVC remote in a folder."""
-    base = tmp_path_factory.mktemp("tiny")
-    root = base / "clone"
-    for name in git(REPOSITORY, "ls-files", "--cached", "--others", "--exclude-standard").splitlines():
-        if (REPOSITORY / name).is_file():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, root / name)
-    (root / "params.yaml").write_text(dump_params(load_params(REPOSITORY / "configs" / "tiny.yaml")))
-    git(root, "init", "--quiet", "--initial-branch=main")
-    git(root, "config", "user.name", "tester")
-    git(root, "config", "user.email", "tester@localhost")
-    dvc(root, "remote", "add", "--default", "local", str(base / "remote"))
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message", "Start")
-    return root
-
-
-def ok(done: subprocess.CompletedProcess[str]) -> str:
-    """Standard output of a command that succeeded."""
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
-
-
-def digests(tree: Path) -> dict[str, str]:
-    return {stage: output_digest(tree / OUTPUTS[stage]) for stage in STAGES}
-
-
-def runs(root: Path, query: str) -> list[Run]:
-    client, experiment = open_store(root)
-    return list(client.search_runs([experiment], query, order_by=["attributes.start_time DESC"]))
-
-
-def last_pipeline(root: Path) -> Run:
-    return runs(root, "tags.`gradeline.kind` = 'pipeline'")[0]
-
-
-def how_stages_ended(run: Run) -> dict[str, str]:
-    return {stage: run.data.tags[f"stage.{stage}"].partition(":")[0] for stage in STAGES}
 
 
 def every_stage(ended: str) -> dict[str, str]:
@@ -231,29 +186,3 @@ def test_a_question_of_the_test_split_in_train_stops_before_training(clone):
     assert "1 2 3" in done.stderr + done.stdout
     assert "leak" in done.stderr
     assert not (clone / ".gradeline/workspaces/leak/data/models/sft").exists()
-
-
-def test_a_reward_model_learnt_from_graded_rollouts_is_used_in_rl(clone):
-    settings = {
-        "preferences.enabled": "true",
-        "preferences.num_problems": 128,
-        "preferences.num_samples": 8,
-        "preferences.max_completion_length": 4,
-        "reward_model.enabled": "true",
-        "reward_model.num_steps": 60,
-        "reward_model.batch_size": 32,
-        "reward_model.optimizer.learning_rate": "3.0e-3",
-        "rl.reward_funcs": "[model]",
-        "rl.num_steps": 10,
-    }
-    arguments = [part for key, value in settings.items() for part in ("-S", f"{key}={value}")]
-    ok(gradeline(clone, "run", "-c", "tiny", *arguments, "--name", "reward"))
-    tree = clone / ".gradeline" / "workspaces" / "reward"
-    ended = how_stages_ended(last_pipeline(clone))
-    assert (ended["preferences"], ended["dpo"], ended["reward_model"]) == ("ran", "disabled", "ran")
-    metrics = json.loads((tree / "data/models/reward/metrics.json").read_text())
-    assert metrics["eval_accuracy"] > 0.5
-    history = [json.loads(line) for line in (tree / "data/models/rl/history.jsonl").read_text().splitlines()]
-    assert history[-1]["reward"] > history[0]["reward"]
-    assert "Reward model" in (tree / "data/reports/run/index.html").read_text()
-    assert "| DPO" not in (tree / "data/reports/run/table.md").read_text()

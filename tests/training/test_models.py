@@ -6,6 +6,7 @@ from training.config import ModelConfig, PromptConfig, ScratchModelConfig
 from training.errors import BadInput
 from training.models import (
     bring_model,
+    character_tokenizer,
     context_length,
     end_token_ids,
     load_model,
@@ -126,3 +127,12 @@ def test_smollm2_comes_out_of_its_package(smollm2):
     text = PromptRenderer(tokenizer, PromptConfig()).text("Hi")
     assert text.startswith("<|im_start|>system")
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_every_character_of_a_scratch_model_is_a_token_line_ends_too():
+    tokenizer = character_tokenizer("ab \n")
+    text = "a\n\nb a"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text)
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids) == text

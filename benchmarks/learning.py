@@ -141,7 +141,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
             "kl": history[-1].get("kl"),
             "tokens": sum(row["num_tokens"] for row in history),
             "seconds": time.monotonic() - began,
-            "models": held(policy=model, reference=reference, value=critic),
+            "models": held({"policy": model, "reference": reference, "value": critic}, {}),
             "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
 

@@ -76,6 +76,13 @@ class RLTrainer:
             raise BadInput(
                 "rl.sync_ref_model: the reference is the model without its adapters and can't move"
             )
+        if config.sync_ref_model and reference is not None:
+            ours = {name: p.shape for name, p in policy.model.named_parameters()}
+            if ours != {name: p.shape for name, p in reference.named_parameters()}:
+                raise BadInput(
+                    f"rl.sync_ref_model: the reference (rl.reference = {config.reference!r}) has other parameters than "
+                    "the policy, or the policy has adapters, so it can't move towards it"
+                )
         self.policy, self.reference, self.engine, self.critic = policy, reference, engine, critic
         self.rewards, self.renderer, self.problems = rewards, renderer, problems
         self.config, self.seed, self.pad_id, self.recorder = config, seed, pad_id, recorder

@@ -58,8 +58,9 @@ def rl(stage: Stage) -> None:
     ]
     longest = max(len(problem.prompt_ids) for problem in problems) + config.max_completion_length
     for key in READ_THE_POLICYS_IDS:
-        if folder := folders.get(key.removesuffix("_model")):
-            check_reading(params, key, folder, tokenizer, longest)
+        chosen = folders.get(key.removesuffix("_model"), start)
+        if chosen != start:
+            check_reading(params, key, chosen, tokenizer, longest)
     given: dict[str, Reward] = {}
     reward_model = None
     if folder := folders.get("reward"):

@@ -31,6 +31,8 @@ class Critic:
 
     def __init__(self, model: Any, shared: bool, lora: LoraConfig | None = None, seed: int = 0) -> None:
         self.trunk: PreTrainedModel = model if shared else model.base_model
+        if getattr(model, "is_loaded_in_4bit", False):
+            self.trunk.is_loaded_in_4bit = True  # peft asks the module that it adapts
         self.shared = shared
         size = int(self.trunk.config.hidden_size)
         self.head = torch.nn.Linear(size, 1).to(device=self.trunk.device, dtype=self.trunk.dtype)

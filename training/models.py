@@ -211,7 +211,8 @@ def _load(
     auto: Any, folder: Path, device: torch.device, quantization: str | None = None, **settings: Any
 ) -> PreTrainedModel:
     if is_adapter(folder):
-        model = attach(_load(auto, base_of(folder), device, **settings), folder)
+        where = device if quantization is None else torch.device("cpu")
+        model = attach(_load(auto, base_of(folder), where, **settings), folder)
         if quantization is None:
             return model.eval()
         with TemporaryDirectory() as merged:  # weights become 4-bit ones as they are read

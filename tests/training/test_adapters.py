@@ -234,3 +234,11 @@ def test_four_bits_are_those_of_the_paper():
     assert config.bnb_4bit_quant_type == "nf4"
     assert config.bnb_4bit_use_double_quant
     assert config.bnb_4bit_compute_dtype is torch.bfloat16
+
+
+def test_four_bit_weights_of_an_adapter_are_those_of_the_merged_model(tmp_path, base, monkeypatch):
+    """They are read from a folder that holds the model with the adapter merged in."""
+    alone = save(trained(load_model(base, CPU), output="adapter"), tmp_path / "alone", base)
+    monkeypatch.setattr("training.models.four_bit", lambda: None)
+    quantized = load_model(alone, CPU, "nf4")
+    torch.testing.assert_close(logits(quantized), logits(load_model(alone, CPU)))

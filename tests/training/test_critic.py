@@ -52,6 +52,13 @@ def test_from_a_language_model_every_value_is_0_and_its_output_layer_is_let_go(s
     assert not any(module is model.lm_head for module in critic.trunk.modules())
 
 
+def test_peft_is_told_of_a_trunk_in_four_bits(start):
+    model = load_model(start, CPU)
+    assert not hasattr(Critic(model, shared=False).trunk, "is_loaded_in_4bit")
+    model.is_loaded_in_4bit = True
+    assert Critic(model, shared=False).trunk.is_loaded_in_4bit
+
+
 def test_from_a_reward_model_the_values_are_its_rewards(start, tokenizer):
     """At a token's place the value is what the reward model would score the text up to there."""
     reward_model = new_reward_model(start, tokenizer, CPU, seed=1)

@@ -91,6 +91,14 @@ TIMEOUT_MINUTES: dict[StageName, float] = {
 }  # fmt: skip
 
 
+RL_MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "reference": (("start", "base", "sft", "dpo"), ("causal",)),
+    "value_model": (("policy", "trunk", "reward_model"), ("causal", "reward")),
+    "reward_model": (("stage",), ("reward",)),
+}
+"""Keys of `rl` that choose a model: what they call the pipeline's own, and the kinds of model.more they take."""
+
+
 class FlowConfig(Section):
     """How patient a flow is; nothing here changes what a stage computes, so no stage depends on it."""
 
@@ -148,9 +156,28 @@ class Params(Section):
                 raise ValueError(
                     f"{stage}.enabled = True needs the pairs of stage preferences; set preferences.enabled: true"
                 )
-        if self.rl.enabled and "model" in self.rl.reward_funcs and not self.reward_model.enabled:
+        asked = "model" in self.rl.reward_funcs and self.rl.reward_model == "stage"
+        if self.rl.enabled and asked and not self.reward_model.enabled:
             raise ValueError(
                 f"rl.reward_funcs = {self.rl.reward_funcs}: `model` is the reward model; set reward_model.enabled: true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rls_models_are_there(self) -> Params:
+        for key, (own, kinds) in RL_MODELS.items():
+            value = getattr(self.rl, key)
+            further = self.model.more.get(value)
+            if value not in own and (further is None or further.kind not in kinds):
+                what = "unknown" if further is None else f"model.more.{value} is of kind {further.kind}"
+                fitting = [name for name, given in self.model.more.items() if given.kind in kinds]
+                raise ValueError(
+                    f"rl.{key} = {value!r}: {what}; accepted: {', '.join([*own, *fitting])} "
+                    f"(model.more may hold others of kind {' or '.join(kinds)})"
+                )
+        if self.rl.enabled and self.rl.value_model == "reward_model" and not self.reward_model.enabled:
+            raise ValueError(
+                "rl.value_model = 'reward_model': no reward model is trained; set reward_model.enabled: true"
             )
         return self
 

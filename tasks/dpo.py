@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from tasks.roles import held
 from tasks.stage import Stage, resolve_model, run_stage
 from training.batches import Tree
 from training.checkpoint import history_text
 from training.dpo import evaluate_dpo, train_dpo, usable_pairs
 from training.errors import BadInput
-from training.models import load_model, load_tokenizer, pick_device, save_model, set_threads
+from training.models import load_model, load_tokenizer, pick_device, set_threads
 from training.policy import Policy
 from training.preferences import read_pairs
 from training.prompts import PromptRenderer
+from training.quantization import check_quantization
 
 
 def dpo(stage: Stage) -> None:
@@ -21,14 +23,18 @@ def dpo(stage: Stage) -> None:
     config, params = stage.params.dpo, stage.params
     if not config.enabled:
         return stage.disable("sft")
+    device = pick_device(params.device)
+    check_quantization(config.lora, "dpo.lora", device)
     set_threads(params.threads)
-    start, device = resolve_model(stage.folder("sft")), pick_device(params.device)
+    start = resolve_model(stage.folder("sft"))
     tokenizer = load_tokenizer(start)
     renderer = PromptRenderer(tokenizer, params.prompt)
     train, validation = (_read_pairs(stage, renderer, split) for split in ("train", "validation"))
     usable, held_out = (usable_pairs(pairs, config.max_length) for pairs in (train, validation))
-    policy = Policy(load_model(start, device), config.lora, params.seed)
+    policy = Policy(load_model(start, device, config.lora.quantization), config.lora, params.seed)
     reference = None if policy.has_adapters else load_model(start, device)
+    came_from = dict.fromkeys(("policy", "reference"), str(start.relative_to(stage.root)))
+    stage.run.table("models", held({"policy": policy.model, "reference": reference}, came_from))
     pad_id = tokenizer.pad_token_id or 0
     history = train_dpo(
         policy,
@@ -55,7 +61,7 @@ def dpo(stage: Stage) -> None:
             "validation_margin": found["rewards/margins"],
         }
     with stage.publish(metrics) as folder:
-        save_model(policy.merged(), tokenizer, folder)
+        policy.save(folder, start, tokenizer)
         (folder / "history.jsonl").write_text(history_text(history))
 
 

@@ -6,10 +6,11 @@ from tasks.plots import plot_calibration
 from tasks.stage import Stage, resolve_model, run_stage
 from training.checkpoint import history_text
 from training.errors import BadInput
-from training.models import load_tokenizer, new_reward_model, pick_device, save_model, set_threads
+from training.models import load_tokenizer, new_reward_model, pick_device, set_threads
 from training.policy import Policy
 from training.preferences import SPLITS, read_pairs
 from training.prompts import PromptRenderer
+from training.quantization import check_quantization
 from training.reward_model import (
     ComparedPair,
     calibration,
@@ -25,6 +26,8 @@ def reward_model(stage: Stage) -> None:
     config, seed = stage.params.reward_model, stage.params.seed
     if not config.enabled:
         return stage.disable()
+    device = pick_device(stage.params.device)
+    check_quantization(config.lora, "reward_model.lora", device)
     set_threads(stage.params.threads)
     start = resolve_model(stage.folder("model" if config.init == "base" else "sft"))
     tokenizer = load_tokenizer(start)
@@ -47,7 +50,7 @@ def reward_model(stage: Stage) -> None:
         raise BadInput(
             f"reward_model.max_length = {config.max_length}: none of {len(compared['validation'])} held-out pairs is as short"
         )
-    model = new_reward_model(start, tokenizer, pick_device(stage.params.device), seed)
+    model = new_reward_model(start, tokenizer, device, seed, config.lora.quantization)
     policy = Policy(model, config.lora, seed)
     pad_id = tokenizer.pad_token_id or 0
     history = train_reward_model(
@@ -69,7 +72,7 @@ def reward_model(stage: Stage) -> None:
         "dropped_too_long": float(sum(len(compared[split]) - len(usable[split]) for split in SPLITS)),
     }
     with stage.publish(metrics) as folder:
-        save_model(policy.merged(), tokenizer, folder)
+        policy.save(folder, start, tokenizer)
         (folder / "history.jsonl").write_text(history_text(history))
         write_json(folder / "calibration.json", calibrated)
         plot_calibration(folder / "calibration.png", "Reward model: calibration", calibrated["bins"])

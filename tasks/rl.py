@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
+import transformers
 
-from tasks.stage import Stage, resolve_model, run_stage
+from tasks.roles import READ_THE_POLICYS_IDS, check_reading, checkpoints, held
+from tasks.stage import Stage, run_stage
 from training.checkpoint import history_text
 from training.critic import Critic
 from training.experience import Problem
 from training.iterative import RewardLearner
 from training.models import (
     end_token_ids,
+    load_checkpoint,
     load_model,
     load_reward_model,
     load_tokenizer,
@@ -23,8 +24,9 @@ from training.models import (
 from training.policy import Policy
 from training.preferences import read_pairs
 from training.prompts import PromptRenderer
+from training.quantization import check_quantization
 from training.rewards import Reward, RewardSum
-from training.rewards.model import ModelReward
+from training.rewards.model import ModelReward, renderer_of
 from training.rl import RLTrainer
 from training.rollout.native import NativeEngine
 
@@ -34,12 +36,12 @@ def rl(stage: Stage) -> None:
     config, params = stage.params.rl, stage.params
     if not config.enabled:
         return stage.disable("dpo")
+    device = pick_device(params.device)
+    check_quantization(config.lora, "rl.lora", device)
+    check_quantization(config.critic_lora, "rl.critic_lora", device)
     set_threads(params.threads)
-    start, data, device = (
-        resolve_model(stage.folder("dpo")),
-        stage.folder("prepare") / "train.parquet",
-        pick_device(params.device),
-    )
+    folders, data = checkpoints(stage), stage.folder("prepare") / "train.parquet"
+    start = folders["policy"]
     tokenizer = load_tokenizer(start)
     renderer = PromptRenderer(tokenizer, params.prompt)
     rows = pd.read_parquet(data)
@@ -53,33 +55,33 @@ def rl(stage: Stage) -> None:
         )
         for row in rows.to_dict("records")
     ]
+    longest = max(len(problem.prompt_ids) for problem in problems) + config.max_completion_length
+    for key in READ_THE_POLICYS_IDS:
+        chosen = folders.get(key.removesuffix("_model"), start)
+        if chosen != start:
+            check_reading(params, key, chosen, tokenizer, longest)
     given: dict[str, Reward] = {}
     reward_model, learner = None, None
-    if "model" in config.reward_funcs:
-        reward_model = load_reward_model(resolve_model(stage.folder("reward_model")), device)
-        given["model"] = ModelReward(reward_model, renderer, config.micro_batch_tokens)
+    if folder := folders.get("reward"):
+        shows, own = renderer_of(load_tokenizer(folder), renderer)
+        reward_model = load_reward_model(folder, device)
         reward_model.requires_grad_(config.iterative.reward_model_steps > 0)
+        given["model"] = ModelReward(reward_model, shows, config.micro_batch_tokens, own)
         if config.iterative.reward_model_steps:
-            grader = RewardSum([params.rewards.grader], None, params.rewards)
-            earlier = stage.folder("preferences") / "train.parquet"
-            stage.run.input(earlier, "preferences", "training")
-            learner = RewardLearner(
-                reward_model,
-                renderer,
-                grader,
-                read_pairs(earlier),
-                config,
-                params.reward_model,
-                seed=params.seed,
-            )
+            learner = reward_learner(stage, reward_model, shows)
     rewards = RewardSum(config.reward_funcs, config.reward_weights, params.rewards, given)
-    model = load_model(start, device)
+    model = load_model(start, device, config.lora.quantization)
     policy = Policy(model, config.lora, params.seed)
-    reference = load_model(start, device) if config.beta and not policy.has_adapters else None
+    reference = None
+    if config.beta and not (policy.has_adapters and config.reference == "start"):
+        reference = load_model(folders["reference"], device)
     critic = None
-    if config.advantage_estimator == "gae":
-        shared = config.value_model == "trunk"
-        critic = Critic(model if shared else load_model(start, device), shared)
+    if folder := folders.get("value"):
+        if config.value_model == "trunk":
+            critic = Critic(model, shared=True)
+        else:
+            own_model = load_checkpoint(folder, device, config.critic_lora.quantization)
+            critic = Critic(own_model, shared=False, lora=config.critic_lora, seed=params.seed)
     trainer = RLTrainer(
         policy,
         reference,
@@ -97,8 +99,14 @@ def rl(stage: Stage) -> None:
         critic=critic,
         learner=learner,
     )
-    kept = reference or policy.kept or None
-    stage.run.table("models", held(policy=model, reference=kept, reward=reward_model, value=critic))
+    came_from = {role: str(folder.relative_to(stage.root)) for role, folder in folders.items()}
+    models = {
+        "policy": model,
+        "reference": reference or policy.kept or None,
+        "reward": reward_model,
+        "value": critic,
+    }
+    stage.run.table("models", held(models, came_from))
     history = trainer.train()
     metrics = {
         "first_reward": history[0]["reward"],
@@ -106,35 +114,25 @@ def rl(stage: Stage) -> None:
         "generated_tokens": sum(row["num_tokens"] for row in history),
     }
     with stage.publish(metrics) as folder:
-        save_model(policy.merged(), tokenizer, folder)
+        policy.save(folder, start, tokenizer)
         (folder / "history.jsonl").write_text(history_text(history))
         if critic is not None:
-            critic.save(folder / "critic")
+            critic.save(folder / "critic", folders["value"])
         if learner is not None:
-            save_model(learner.model, tokenizer, folder / "reward")
+            save_model(learner.model, learner.renderer.tokenizer, folder / "reward")
 
 
-def held(**models: Any) -> list[dict[str, Any]]:
-    """The models that the run holds in memory: parameters and size of the weights, each counted once."""
-    counted: set[int] = set()
-    rows = []
-    for name, model in models.items():
-        if model is None:
-            continue
-        modules = (
-            [model.head, *([] if model.shared else [model.trunk])] if isinstance(model, Critic) else [model]
-        )
-        tensors = [p for module in modules for p in module.parameters() if id(p) not in counted]
-        counted |= {id(p) for p in tensors}
-        rows.append(
-            {
-                "model": name,
-                "parameters": sum(p.numel() for p in tensors),
-                "trained": sum(p.numel() for p in tensors if p.requires_grad and name != "reference"),
-                "weights_gib": sum(p.numel() * p.element_size() for p in tensors) / 2**30,
-            }
-        )
-    return rows
+def reward_learner(
+    stage: Stage, model: transformers.PreTrainedModel, renderer: PromptRenderer
+) -> RewardLearner:
+    """What goes on training the reward model; its history is the pairs of stage `preferences`, where there are any."""
+    params = stage.params
+    pairs, file = [], stage.folder("preferences") / "train.parquet"
+    if file.is_file():
+        pairs = read_pairs(file)
+        stage.run.input(file, "preferences", "training")
+    grader = RewardSum([params.rewards.grader], None, params.rewards)
+    return RewardLearner(model, renderer, grader, pairs, params.rl, params.reward_model, seed=params.seed)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import pandas as pd
 from tasks.stage import Stage, run_stage
 from training.batches import Tree
 from training.checkpoint import history_text
-from training.models import load_model, load_tokenizer, pick_device, save_model, set_threads
+from training.models import load_model, load_tokenizer, pick_device, set_threads
 from training.policy import Policy
 from training.prompts import PromptRenderer
+from training.quantization import check_quantization
 from training.sft import train_sft, usable_examples
 
 
@@ -18,6 +19,8 @@ def sft(stage: Stage) -> None:
     config = stage.params.sft
     if not config.enabled:
         return stage.disable("model")
+    device = pick_device(stage.params.device)
+    check_quantization(config.lora, "sft.lora", device)
     set_threads(stage.params.threads)
     base, data = stage.folder("model"), stage.folder("prepare") / "train.parquet"
     tokenizer = load_tokenizer(base)
@@ -30,7 +33,7 @@ def sft(stage: Stage) -> None:
         for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)
     ]
     usable = usable_examples(examples, config.max_length)
-    policy = Policy(load_model(base, pick_device(stage.params.device)), config.lora, stage.params.seed)
+    policy = Policy(load_model(base, device, config.lora.quantization), config.lora, stage.params.seed)
     history = train_sft(
         policy,
         usable,
@@ -46,7 +49,7 @@ def sft(stage: Stage) -> None:
         "dropped_too_long": float(len(examples) - len(usable)),
     }
     with stage.publish(metrics) as folder:
-        save_model(policy.merged(), tokenizer, folder)
+        policy.save(folder, base, tokenizer)
         (folder / "history.jsonl").write_text(history_text(history))
 
 

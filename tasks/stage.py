@@ -30,6 +30,7 @@ import yaml
 from tasks.config import Params, load_params
 from tasks.tracking import OUTPUTS, Pipeline, StageRun, output_digest, parent_run
 from tasks.tree import TreeBusy, find_root, locked, state
+from training.adapters import unchanged, whole_model
 from training.errors import BadInput
 from training.storage import MANIFEST, digest_of, publishing, write_json
 
@@ -95,20 +96,17 @@ class Stage:
 def resolve_model(folder: Path) -> Path:
     """The folder that holds weights: `folder` itself, or the one that its reference names (checked by digest).
 
-    Raises BadInput when that one has changed, or when a reference to nothing stands there.
+    They may be an adapter's, whose model is checked too. Raises BadInput when a model that is named has changed,
+    or when a reference to nothing stands there.
     """
     reference = folder / REFERENCE
-    if not reference.is_file():
-        return folder
-    target = json.loads(reference.read_text())
-    if target["model"] is None:
-        raise BadInput(f"{folder}: the stage that makes it is disabled, so there is no model")
-    model = folder.parents[2] / target["model"]
-    if output_digest(model) != target["digest"]:
-        raise BadInput(
-            f"{reference}: {target['model']} has changed since; run the pipeline again so that both agree"
-        )
-    return model
+    if reference.is_file():
+        target = json.loads(reference.read_text())
+        if target["model"] is None:
+            raise BadInput(f"{folder}: the stage that makes it is disabled, so there is no model")
+        folder = unchanged(folder.parents[2] / target["model"], target["digest"], reference)
+    whole_model(folder)
+    return folder
 
 
 def is_disabled(folder: Path) -> bool:

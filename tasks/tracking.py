@@ -41,7 +41,9 @@ OUTPUTS = {
     "evaluate": "data/evaluation",
     "report": "data/reports/run",
 }
-"""The one folder that each stage publishes (its `outs` in dvc.yaml)."""
+"""The folder that each stage publishes (its `outs` in dvc.yaml), by which its result is known."""
+FURTHER_MODELS = "data/models/more"
+"""What stage `model` publishes beside the base model: the models of model.more, each in a folder of its name."""
 
 
 def tracking_uri(root: Path) -> str:

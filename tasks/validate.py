@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tasks.config import Params
 from tasks.expectations import check
+from tasks.roles import check_further_models
 from tasks.stage import Stage, run_stage
 from tasks.tracking import output_digest
 from training.data.splits import SPLITS
@@ -32,7 +33,9 @@ def validate(stage: Stage) -> None:
     """Publish the report if every expectation holds; otherwise keep it in scratch and raise BadInput."""
     params = stage.params
     model, data = stage.folder("model"), stage.folder("prepare")
-    renderer = PromptRenderer(load_tokenizer(model), params.prompt)
+    tokenizer = load_tokenizer(model)
+    check_further_models(stage, tokenizer)
+    renderer = PromptRenderer(tokenizer, params.prompt)
     grader = load_reward(params.rewards.grader, params.rewards)
     frames = {split: read_frame(data / f"{split}.parquet") for split in SPLITS}
     for split in SPLITS:

@@ -79,7 +79,7 @@ def upstream(root: Path) -> dict[str, list[str]]:
     defined = stages(root)
     makers = {out: name for name, stage in defined.items() for out in stage.get("outs", [])}
     return {
-        name: [makers[dep] for dep in stage.get("deps", []) if dep in makers]
+        name: list(dict.fromkeys(makers[dep] for dep in stage.get("deps", []) if dep in makers))
         for name, stage in defined.items()
     }
 

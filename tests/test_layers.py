@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.config import STAGES
 from tests.project import REPOSITORY
 
 FORBIDDEN = {
@@ -49,6 +50,17 @@ def test_a_layer_does_not_import_what_is_above_it(layer: str) -> None:
 def test_the_command_line_starts_without_anything_heavy() -> None:
     heavy = ["torch", "transformers", "mlflow", "prefect", "dvc", "pandas", "great_expectations", "pydantic"]
     code = f"import sys, flows.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_stage_starts_without_what_only_a_switched_on_one_needs() -> None:
+    """These take seconds to import; `transformers`, imported as a module, loads its parts when they are used."""
+    heavy = ["transformers.modeling_utils", "peft", "great_expectations"]
+    modules = ", ".join(f"tasks.{stage}" for stage in STAGES)
+    code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )

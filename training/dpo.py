@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 from training.algorithms.dpo import dpo_loss, implicit_rewards
 from training.batches import Tree, lay_out, pack
@@ -27,7 +27,7 @@ from training.recorder import Recorder, replay
 
 def train_dpo(
     policy: Policy,
-    reference: PreTrainedModel | None,
+    reference: transformers.PreTrainedModel | None,
     pairs: list[Tree],
     config: DPOConfig,
     *,
@@ -79,7 +79,12 @@ def train_dpo(
 
 @torch.no_grad()
 def evaluate_dpo(
-    policy: Policy, reference: PreTrainedModel | None, pairs: list[Tree], config: DPOConfig, *, pad_id: int
+    policy: Policy,
+    reference: transformers.PreTrainedModel | None,
+    pairs: list[Tree],
+    config: DPOConfig,
+    *,
+    pad_id: int,
 ) -> dict[str, float]:
     """Means over held-out pairs of the metrics that `pair_losses` names; empty without pairs.
 
@@ -94,7 +99,11 @@ def evaluate_dpo(
 
 
 def pair_losses(
-    policy: Policy, reference: PreTrainedModel | None, pairs: list[Tree], config: DPOConfig, pad_id: int
+    policy: Policy,
+    reference: transformers.PreTrainedModel | None,
+    pairs: list[Tree],
+    config: DPOConfig,
+    pad_id: int,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Losses [B], with gradient, and metrics [B] of pairs in one row, the same for policy and reference.
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 from training.config import RewardModelConfig, RLConfig
 from training.errors import BadInput
@@ -40,7 +40,7 @@ class RewardLearner:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: transformers.PreTrainedModel,
         renderer: PromptRenderer,
         grader: RewardSum,
         pairs: Sequence[Pair],
@@ -169,7 +169,7 @@ class Iterations:
         self,
         config: RLConfig,
         policy: Policy,
-        reference: PreTrainedModel | None,
+        reference: transformers.PreTrainedModel | None,
         learner: RewardLearner | None,
     ) -> None:
         own = config.iterative

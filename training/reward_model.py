@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 from training.algorithms.precision import at_least_float32
 from training.algorithms.preference import bradley_terry_loss
@@ -78,7 +78,7 @@ def train_reward_model(
 
 
 def reward_model_step(
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     parameters: list[torch.nn.Parameter],
     batch: Sequence[ComparedPair],
@@ -102,7 +102,7 @@ def reward_model_step(
 
 
 def branch_scores(
-    model: PreTrainedModel, layout: Layout, positions: torch.Tensor | None = None
+    model: transformers.PreTrainedModel, layout: Layout, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Score of every branch of a layout, [M], read at its last token; at least float32.
 
@@ -115,7 +115,7 @@ def branch_scores(
 
 
 def score_branches(
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     trees: Sequence[Tree],
     pad_id: int,
     micro_batch_tokens: int,
@@ -191,7 +191,11 @@ def calibration(rewards: torch.Tensor, num_bins: int = 10) -> dict[str, Any]:
 
 
 def _backward(
-    model: PreTrainedModel, pairs: list[ComparedPair], config: RewardModelConfig, num_pairs: int, pad_id: int
+    model: transformers.PreTrainedModel,
+    pairs: list[ComparedPair],
+    config: RewardModelConfig,
+    num_pairs: int,
+    pad_id: int,
 ) -> dict[str, float]:
     """Add a micro-batch's share of the gradient of a batch of `num_pairs`; returns its sums over pairs."""
     layout = lay_out([[pair.tree] for pair in pairs], pad_id, model.device)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 from training.algorithms.kl import adaptive_kl_coef, kl_penalty
 from training.algorithms.losses import value_loss
@@ -60,7 +60,7 @@ class RLTrainer:
     def __init__(
         self,
         policy: Policy,
-        reference: PreTrainedModel | None,
+        reference: transformers.PreTrainedModel | None,
         engine: RolloutEngine,
         rewards: RewardSum,
         renderer: PromptRenderer,
@@ -82,6 +82,13 @@ class RLTrainer:
             raise BadInput(
                 "rl.sync_ref_model: the reference is the model without its adapters and can't move"
             )
+        if config.sync_ref_model and reference is not None:
+            ours = {name: p.shape for name, p in policy.model.named_parameters()}
+            if ours != {name: p.shape for name, p in reference.named_parameters()}:
+                raise BadInput(
+                    f"rl.sync_ref_model: the reference (rl.reference = {config.reference!r}) has other parameters than "
+                    "the policy, or the policy has adapters, so it can't move towards it"
+                )
         self.policy, self.reference, self.engine, self.critic = policy, reference, engine, critic
         self.rewards, self.renderer, self.problems = rewards, renderer, problems
         self.config, self.seed, self.pad_id, self.recorder = config, seed, pad_id, recorder
@@ -251,7 +258,7 @@ class RLTrainer:
             [groups[i] for i in micro] for micro in split_by_tokens(sizes, self.config.micro_batch_tokens)
         ]
 
-    def _logprobs(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    def _logprobs(self, model: transformers.PreTrainedModel, batch: Batch) -> torch.Tensor:
         """Log-probabilities [B, T] of every completion under a model, without gradient."""
         found = torch.zeros(batch.mask.shape)
         with torch.no_grad():

@@ -19,7 +19,7 @@ from mlflow.entities import Run
 
 from tasks.config import dump_params, parse_params
 from tasks.stage import Stage, run_stage
-from tasks.tracking import open_store, output_digest
+from tasks.tracking import FURTHER_MODELS, open_store, output_digest
 from training.config import ModelConfig, ScratchModelConfig
 from training.models import bring_model
 from training.storage import publishing, read_json, write_json
@@ -57,6 +57,8 @@ class SmallTree:
             identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
             subprocess.run(["git", *identity, *command], cwd=root, check=True)
         self.publish_model("base", seed=1)
+        with publishing(root / FURTHER_MODELS):
+            pass
         self.publish_reference("sft", "base")
         self.publish_reference("dpo", "base")
         self.publish_reference("reward", None)

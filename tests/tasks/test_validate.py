@@ -11,7 +11,7 @@ import pytest
 from tasks.config import Params, parse_params
 from tasks.expectations import check
 from tasks.stage import BAD_INPUT
-from tasks.tracking import output_digest
+from tasks.tracking import FURTHER_MODELS, output_digest
 from tasks.validate import describe_failures, is_sound, measure, read_frame, validate
 from training.config import ModelConfig, ScratchModelConfig
 from training.data.table import COLUMNS
@@ -235,6 +235,8 @@ def ready(tree):
     )
     with publishing(tree.root / "data/models/base") as folder:
         bring_model(ModelConfig(source="scratch", scratch=shape), 1, folder)
+    with publishing(tree.root / FURTHER_MODELS):
+        pass
     publish(tree, {split: frame(records) for split, records in splits().items()})
     tree.params(**LIMITS)
     return tree

@@ -10,7 +10,7 @@ import pytest
 
 from tasks import versioning
 from tasks.config import STAGES, ConfigError
-from tasks.tracking import OUTPUTS
+from tasks.tracking import FURTHER_MODELS, OUTPUTS
 from tests.project import REPOSITORY, dvc, git, set_params
 
 
@@ -32,10 +32,10 @@ def test_the_order_of_stages_is_one_of_the_graph() -> None:
     }
 
 
-def test_each_stage_publishes_the_folder_that_the_graph_says() -> None:
+def test_each_stage_publishes_the_folders_that_the_graph_says() -> None:
     assert {name: stage["outs"] for name, stage in versioning.stages(REPOSITORY).items()} == {
         n: [o] for n, o in OUTPUTS.items()
-    }
+    } | {"model": [OUTPUTS["model"], FURTHER_MODELS]}
 
 
 def test_the_projects_own_dvc_settings_are_those_given_to_new_projects() -> None:

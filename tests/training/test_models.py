@@ -1,16 +1,21 @@
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
 from tests.training.conftest import small_model
-from training.config import ModelConfig, PromptConfig, ScratchModelConfig
+from training.config import CheckpointConfig, ModelConfig, PromptConfig, ScratchModelConfig
 from training.errors import BadInput
 from training.models import (
+    bring_checkpoint,
     bring_model,
     character_tokenizer,
     context_length,
     end_token_ids,
+    kind_of,
+    load_checkpoint,
     load_model,
     load_tokenizer,
+    new_reward_model,
     pick_device,
     save_model,
 )
@@ -136,3 +141,27 @@ def test_every_character_of_a_scratch_model_is_a_token_line_ends_too():
     assert len(ids) == len(text)
     assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(ids) == text
+
+
+def test_a_folder_of_either_kind_is_brought_as_what_it_is(tmp_path, tokenizer):
+    save_model(small_model(dtype=torch.float32), tokenizer, tmp_path / "causal")
+    reward_model = new_reward_model(tmp_path / "causal", tokenizer, CPU, seed=1)
+    save_model(reward_model, tokenizer, tmp_path / "reward")
+    for kind in ("causal", "reward"):
+        config = CheckpointConfig(source=str(tmp_path / kind), license="MIT", kind=kind)
+        assert bring_checkpoint(config, tmp_path / "brought" / kind, "model.more.x") == {
+            "source": str(tmp_path / kind), "revision": None, "license": "MIT"
+        }  # fmt: skip
+        assert kind_of(tmp_path / "brought" / kind) == kind
+    loaded = load_checkpoint(tmp_path / "brought" / "reward", CPU)
+    assert torch.equal(loaded.score.weight, reward_model.score.weight)
+
+
+def test_a_head_of_several_labels_is_no_reward(tmp_path, tokenizer):
+    config = small_model().config
+    config.num_labels = 3
+    save_model(AutoModelForSequenceClassification.from_config(config), tokenizer, tmp_path / "a")
+    with pytest.raises(BadInput, match=r"model.more.x.source = .*: its head gives 3 numbers"):
+        bring_checkpoint(
+            CheckpointConfig(source=str(tmp_path / "a"), kind="reward"), tmp_path / "b", "model.more.x"
+        )

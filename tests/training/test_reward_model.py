@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from tests.training.conftest import small_model
+from tests.training.conftest import ALPHABET, small_model
 from training.batches import Tree, lay_out
 from training.config import LoraConfig, OptimizerConfig, PromptConfig, RewardModelConfig
 from training.errors import BadInput
-from training.models import load_reward_model, new_reward_model, save_model
+from training.models import character_tokenizer, load_reward_model, new_reward_model, save_model
 from training.policy import Policy
 from training.prompts import PromptRenderer
 from training.recorder import NullRecorder
@@ -20,7 +20,7 @@ from training.reward_model import (
     score_branches,
     train_reward_model,
 )
-from training.rewards.model import ModelReward
+from training.rewards.model import ModelReward, renderer_of
 
 CPU = torch.device("cpu")
 PLUS, MINUS = 13, 14  # ids of two characters
@@ -277,3 +277,39 @@ def test_the_model_reward_scores_every_step_at_its_last_token(reward_model, toke
                 reward_model, [Tree(renderer.ids(prompts[i]), [ids[i][: end + 1]])], 0, 100
             )
             assert score == pytest.approx(alone.item(), abs=1e-6)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][:1] + ':' + m['content'] + END }}{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (TEMPLATE.replace("END", "'<eos>\\n'"), "<eos>\n"),
+        (TEMPLATE.replace("END", "''"), "<eos>"),  # closes nothing
+        ("{% for m in messages %}[{{ m['content'] | upper }}]{% endfor %}", "<eos>"),  # can't be told
+        ("none", "<eos>"),
+    ],
+)
+def test_a_chat_template_says_how_a_turn_ends(tokenizer, template, end):
+    assert PromptRenderer(tokenizer, PromptConfig(chat_template=template)).turn_end() == end
+
+
+def test_a_reward_model_made_like_the_policy_is_shown_what_the_policy_sees(tokenizer):
+    policy = PromptRenderer(tokenizer, PromptConfig(chat_template="none", system="s"))
+    assert renderer_of(character_tokenizer(ALPHABET), policy) == (policy, False)
+
+
+@pytest.mark.parametrize("change", ["alphabet", "template"])
+def test_another_reward_model_has_its_own_renderer(tokenizer, change):
+    policy = PromptRenderer(tokenizer, PromptConfig(chat_template="none", system="s"))
+    other = character_tokenizer(ALPHABET + ("abc" if change == "alphabet" else ""))
+    if change == "template":
+        other.chat_template = TEMPLATE.replace("END", "'\\n'")
+    renderer, own = renderer_of(other, policy)
+    assert own
+    assert renderer.tokenizer is other
+    assert renderer.text("1") == ("s1" if change == "alphabet" else "s:s\nu:1\na:")

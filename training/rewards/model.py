@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from transformers import PreTrainedModel
+import transformers
 
 from training.batches import Tree
 from training.prompts import PromptRenderer
@@ -14,15 +14,22 @@ from training.reward_model import score_branches
 
 
 class ModelReward:
-    """Scores prompt + completion as the reward model saw them in training: same rendering, same end token.
+    """Scores prompt + completion as the reward model saw them in training: same rendering, same end.
 
-    A completion that was cut off (`finish_reason` is `length`) is scored at its last token, without an end token.
+    A completion that was cut off (`finish_reason` is `length`) is scored at its last token, without its end.
+    `renderer` is the policy's where the reward model was trained as the policy is prompted; with `own`, the
+    model's own (see `renderer_of`), which is fed texts and closes the assistant's turn as its chat template does.
     """
 
     def __init__(
-        self, model: PreTrainedModel, renderer: PromptRenderer, micro_batch_tokens: int = 4096
+        self,
+        model: transformers.PreTrainedModel,
+        renderer: PromptRenderer,
+        micro_batch_tokens: int = 4096,
+        own: bool = False,
     ) -> None:
         self.model, self.renderer, self.micro_batch_tokens = model, renderer, micro_batch_tokens
+        self._own_end = renderer.turn_end() if own else None
 
     def __call__(
         self,
@@ -38,7 +45,7 @@ class ModelReward:
         With `step_ends`, the indices of each completion's steps' last ids, a list of scores for each completion.
         """
         reasons = finish_reason or ["stop"] * len(completions)
-        if completion_ids is None:
+        if completion_ids is None or self._own_end is not None:
             branches = map(self._rendered, completions, reasons)
         else:
             branches = map(self._sampled, completion_ids, reasons)
@@ -53,9 +60,31 @@ class ModelReward:
         return [part.tolist() for part in scores.split([len(ends) for ends in step_ends])]
 
     def _rendered(self, text: str, reason: str) -> list[int]:
-        ids = self.renderer.completion_ids(text)
-        return ids if reason == "stop" else ids[:-1]
+        if reason != "stop":
+            return self.renderer.text_ids(text)
+        if self._own_end is None:
+            return self.renderer.completion_ids(text)
+        return self.renderer.text_ids(text + self._own_end)
 
     def _sampled(self, ids: list[int], reason: str) -> list[int]:
         """The sampled ids; of a model's several end tokens, the one that training showed."""
         return [*ids[:-1], *self.renderer.completion_ids("")] if reason == "stop" else ids
+
+
+def renderer_of(
+    tokenizer: transformers.PreTrainedTokenizerBase, policy: PromptRenderer
+) -> tuple[PromptRenderer, bool]:
+    """What shows texts to a reward model that has `tokenizer`, and whether that is the model's own.
+
+    A model with the policy's vocabulary and chat template was made like the policy and reads the ids that it
+    samples. Another one is shown texts through its own chat template or, if it has none, the recipe's.
+    """
+    if (
+        tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+        and tokenizer.chat_template == policy.tokenizer.chat_template
+    ):
+        return policy, False
+    config = policy.config
+    if tokenizer.chat_template is not None:
+        config = config.model_copy(update={"chat_template": None})
+    return PromptRenderer(tokenizer, config), True

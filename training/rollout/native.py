@@ -12,7 +12,7 @@ from itertools import groupby
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+import transformers
 
 from training.rollout.protocol import Completion, Request, Sampling
 
@@ -26,7 +26,9 @@ COMPACT_AT = 0.25
 class NativeEngine:
     """Samples with a model in this process; `end_ids` are the token ids that end a completion."""
 
-    def __init__(self, model: PreTrainedModel, end_ids: set[int], max_batch_size: int = 128) -> None:
+    def __init__(
+        self, model: transformers.PreTrainedModel, end_ids: set[int], max_batch_size: int = 128
+    ) -> None:
         self.model = model
         self.end_ids = torch.tensor(sorted(end_ids), device=model.device)
         self.max_batch_size = max_batch_size
@@ -102,7 +104,7 @@ class NativeEngine:
 
     def _prefill(
         self, prompts: list[tuple[int, ...]]
-    ) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, transformers.DynamicCache, torch.Tensor, torch.Tensor]:
         """Left-padded prompts through the model: next-token logits [P, V], cache, mask [P, L], lengths [P]."""
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -111,7 +113,7 @@ class NativeEngine:
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-        cache = DynamicCache(config=self.model.config)
+        cache = transformers.DynamicCache(config=self.model.config)
         output = self.model(
             input_ids=ids,
             attention_mask=mask,

@@ -20,7 +20,7 @@ from flows.stage import PipelineRun, stage_task
 from tasks.config import load_params
 from tasks.tracking import OUTPUTS, Pipeline, run_url
 from tasks.tree import find_root
-from tasks.versioning import DVC, environment, forced_stages, has_remote
+from tasks.versioning import DVC, environment, forced_stages, has_remote, plan
 from tasks.workspaces import claimed
 from training.storage import read_json
 
@@ -76,8 +76,9 @@ def finetune(
 def recorded(tree: Path, forced: set[str], only: str | None) -> Iterator[PipelineRun]:
     """Keep the MLflow parent run of one pipeline run: FINISHED, FAILED, or KILLED when a signal ended it."""
     params = load_params(tree / "params.yaml")
+    cached = {stage.name for stage in plan(tree) if stage.state == "cached"}
     pipeline = Pipeline.start(tree, params, launcher="flow", prefect_flow_run=str(runtime.flow_run.id))
-    run = PipelineRun(tree, params, pipeline, forced, only)
+    run = PipelineRun(tree, params, pipeline, cached, forced, only)
     status = "KILLED"
     try:
         yield run

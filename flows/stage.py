@@ -42,15 +42,23 @@ class StageFailed(RuntimeError):
 class PipelineRun:
     """One run of the pipeline in a tree; calling it with a stage's task runs that stage.
 
-    `forced` stages run even if nothing that goes into them has changed; with `only`, the others are skipped.
+    `cached` stages were up to date when the run began, and so was all before them: DVC is not asked about them
+    again. `forced` ones run even so. With `only`, the others are skipped.
     """
 
     def __init__(
-        self, tree: Path, params: Params, pipeline: Pipeline, forced: set[str], only: str | None
+        self,
+        tree: Path,
+        params: Params,
+        pipeline: Pipeline,
+        cached: set[str],
+        forced: set[str],
+        only: str | None,
     ) -> None:
         self.tree = tree
         self.params = params
         self.pipeline = pipeline
+        self.cached = cached - forced
         self.forced = forced
         self.only = only
         self.states: dict[str, State[Any]] = {}
@@ -98,6 +106,8 @@ def run_stage(run: PipelineRun, name: str) -> State[Any]:
     """
     if run.only not in (None, name):
         return Completed(name="Skipped", message=f"only {run.only} was asked for")
+    if name in run.cached:
+        return _finished(run, name, ran=False)
     outcome = state(run.tree) / "outcome" / f"{name}.json"
     outcome.unlink(missing_ok=True)
     code, said = _dvc(run, name)

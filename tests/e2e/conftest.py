@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,12 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "--message", "Start")
     return root
+
+
+@pytest.fixture(scope="module")
+def prefect_url(clone: Path) -> Iterator[str]:
+    """Address of a Prefect server for all runs of a test file."""
+    from flows.server import prefect_api
+
+    with prefect_api(clone) as url:
+        yield url

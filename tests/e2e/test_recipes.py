@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,17 @@ SHORT = {
 }
 
 
-def run(clone: Path, recipe: str, **more: Any) -> Path:
-    """Run a recipe in a workspace of its name; the workspace."""
-    name = recipe.replace("+", "-")
-    settings = [part for key, value in (SHORT | more).items() for part in ("-S", f"{key}={value}")]
-    ok(gradeline(clone, "run", "-c", recipe, *settings, "--name", name))
-    return clone / ".gradeline" / "workspaces" / name
+@pytest.fixture
+def run(clone: Path, prefect_url: str) -> Callable[..., Path]:
+    """Runs a recipe, in a workspace that finds what earlier recipes made; the workspace."""
+
+    def run(recipe: str, name: str = "recipes") -> Path:
+        settings = [part for key, value in SHORT.items() for part in ("-S", f"{key}={value}")]
+        arguments = ["run", "-c", recipe, *settings, "--name", name]
+        ok(gradeline(clone, *arguments, PREFECT_API_URL=prefect_url))
+        return clone / ".gradeline" / "workspaces" / name
+
+    return run
 
 
 def enabled(clone: Path) -> set[str]:
@@ -60,8 +66,8 @@ def scores(tree: Path) -> dict[str, float]:
     return metrics
 
 
-def test_rlhf_ppo(clone):
-    tree = run(clone, "tiny+rlhf-ppo")
+def test_rlhf_ppo(clone, run):
+    tree = run("tiny+rlhf-ppo")
     assert enabled(clone) == {"sft", "preferences", "reward_model", "rl"}
     assert set(held(tree)) == {"policy", "reference", "reward", "value"}
     history = rl_history(tree)
@@ -70,8 +76,8 @@ def test_rlhf_ppo(clone):
     assert "Reward model" in (tree / "data/reports/run/index.html").read_text()
 
 
-def test_r1_zero_needs_no_sft_and_no_neural_reward(clone):
-    tree = run(clone, "tiny+r1-zero")
+def test_r1_zero_needs_no_sft_and_no_neural_reward(clone, run):
+    tree = run("tiny+r1-zero")
     assert enabled(clone) == {"rl"}
     assert set(held(tree)) == {"policy", "reference"}
     history = rl_history(tree)
@@ -82,43 +88,43 @@ def test_r1_zero_needs_no_sft_and_no_neural_reward(clone):
     )
 
 
-def test_r1_starts_from_sft(clone):
-    tree = run(clone, "tiny+r1")
+def test_r1_starts_from_sft(clone, run):
+    tree = run("tiny+r1")
     assert enabled(clone) == {"sft", "rl"}
     assert rl_history(tree)[0]["rewards/format/mean"] > 0.5  # what the cold start taught
 
 
-def test_dapo(clone):
-    tree = run(clone, "tiny+dapo")
+def test_dapo(clone, run):
+    tree = run("tiny+dapo")
     assert enabled(clone) == {"sft", "rl"}
     assert set(held(tree)) == {"policy"}
     assert {"rewards/overlong/mean", "dynamic_sampling/rounds"} <= set(rl_history(tree)[0])
 
 
 @pytest.mark.parametrize("name", ["dpo", "ipo"])
-def test_dpo(clone, name):
-    tree = run(clone, f"tiny+{name}")
+def test_dpo(clone, run, name):
+    tree = run(f"tiny+{name}")
     assert enabled(clone) == {"sft", "preferences", "dpo"}
     assert read_json(tree / OUTPUTS["rl"] / "reference.json")["model"] == "data/models/dpo"
     assert scores(tree)["rl/pass_at_1"] == scores(tree)["dpo/pass_at_1"]
     assert (tree / "data/models/dpo/model.safetensors").is_file()
 
 
-def test_deepseekmath_by_outcome(clone):
-    tree = run(clone, "tiny+deepseekmath")
+def test_deepseekmath_by_outcome(clone, run):
+    tree = run("tiny+deepseekmath")
     assert enabled(clone) == {"sft", "preferences", "reward_model", "rl"}
     assert set(held(tree)) == {"policy", "reference", "reward"}
     assert not held(tree)["reward"]["trained"]
 
 
-def test_deepseekmath_by_process(clone):
-    tree = run(clone, "tiny-steps+deepseekmath-process")
+def test_deepseekmath_by_process(clone, run):
+    tree = run("tiny-steps+deepseekmath-process")
     assert enabled(clone) == {"sft", "preferences", "reward_model", "rl"}
     assert rl_history(tree)[0]["process/steps_mean"] > 1
 
 
-def test_deepseekmath_iterative_goes_on_training_the_reward_model(clone):
-    tree = run(clone, "tiny+deepseekmath-iterative")
+def test_deepseekmath_iterative_goes_on_training_the_reward_model(clone, run):
+    tree = run("tiny+deepseekmath-iterative")
     assert enabled(clone) == {"sft", "preferences", "reward_model", "rl"}
     assert held(tree)["reward"]["trained"] > 0
     history = rl_history(tree)
@@ -128,9 +134,9 @@ def test_deepseekmath_iterative_goes_on_training_the_reward_model(clone):
     assert (tree / "data/models/rl/reward").is_dir()
 
 
-def test_grpo_vs_ppo_differ_in_the_algorithm_alone(clone):
+def test_grpo_vs_ppo_differ_in_the_algorithm_alone(run):
     """Same data, model and budget; PPO holds a model more."""
-    trees = {name: run(clone, f"tiny+{name}") for name in ("grpo", "ppo")}
+    trees = {name: run(f"tiny+{name}", name) for name in ("grpo", "ppo")}
     assert set(held(trees["ppo"])) - set(held(trees["grpo"])) == {"value"}
     for output in ("model", "prepare", "sft"):
         manifests = {(tree / OUTPUTS[output] / "manifest.json").read_bytes() for tree in trees.values()}

@@ -1,18 +1,11 @@
-"""One Prefect server for the tests of this folder, with a home of its own."""
+"""One Prefect server for the tests of this folder."""
 
 from __future__ import annotations
 
-import atexit
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-")
-atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

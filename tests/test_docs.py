@@ -19,7 +19,18 @@ def test_the_results_page_is_the_measured_one():
 
 def test_the_readme_lists_every_recipe():
     readme = (ROOT / "README.md").read_text()
-    assert [p.stem for p in (ROOT / "configs").glob("*.yaml") if f"`{p.stem}`" not in readme] == []
+    assert [p.stem for p in (ROOT / "configs").rglob("*.yaml") if f"`{p.stem}`" not in readme] == []
+
+
+def test_the_algorithms_page_names_every_algorithms_file():
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    files = (ROOT / "configs" / "algorithms").glob("*.yaml")
+    assert [p.stem for p in files if f"`{p.stem}`" not in page] == []
+
+
+def test_every_algorithm_is_measured():
+    measured = {recipe.partition("+")[2] for recipe in learning.ALGORITHMS.values()}
+    assert measured == {p.stem for p in (ROOT / "configs" / "algorithms").glob("*.yaml")}
 
 
 def test_the_default_recipe_gained_what_is_asked_of_it():

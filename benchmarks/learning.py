@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     """Run one algorithm with one seed; its curve, its cost and what it scored on held-out problems."""
     from tasks.tracking import OUTPUTS, open_store, run_that_made
 
-    workspace = "learning"
+    workspace = f"learning-{seed}"
     command = [sys.executable, "-m", "flows.cli", "run", "-c", ALGORITHMS[name]]
     subprocess.run(
         [*command, "-S", f"seed={seed}", "--name", workspace], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
@@ -60,6 +61,10 @@ def run(name: str, seed: int) -> dict[str, Any]:
     history = [json.loads(line) for line in history_file.read_text().splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         table = json.loads(Path(client.download_artifacts(made, "models.json", folder)).read_text())
+    print(
+        f"{name}, seed {seed}: Pass@1 {metrics['sft/pass_at_1']:.3f} → {metrics['rl/pass_at_1']:.3f}",
+        flush=True,
+    )
     return {
         "algorithm": name,
         "seed": seed,
@@ -172,13 +177,13 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument("--jobs", type=int, default=1, help="seeds to run at the same time")
     arguments = parser.parse_args()
-    runs = []
-    for name in arguments.algorithms:
-        for seed in arguments.seeds:
-            runs.append(run(name, seed))
-            before, after = runs[-1]["before"]["pass_at_1"], runs[-1]["after"]["pass_at_1"]
-            print(f"{name}, seed {seed}: Pass@1 {before:.3f} → {after:.3f}", flush=True)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        of_seeds = list(
+            pool.map(lambda seed: [run(name, seed) for name in arguments.algorithms], arguments.seeds)
+        )
+    runs = [of_seed[i] for i in range(len(arguments.algorithms)) for of_seed in of_seeds]
     result = {"machine": machine(), "date": today(), "runs": runs}
     if arguments.algorithms == list(ALGORITHMS):
         (ROOT / "benchmarks" / "results").mkdir(exist_ok=True)

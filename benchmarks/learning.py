@@ -10,13 +10,15 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from benchmarks.recipe import ROOT, machine, today
+from tasks.tracking import OUTPUTS, open_store, run_that_made
+from tasks.versioning import DVC, environment
+from tasks.workspaces import claimed
 from training.storage import read_json
 
 ALGORITHMS = {
@@ -44,14 +46,10 @@ ALGORITHMS = {
 
 def run(name: str, seed: int) -> dict[str, Any]:
     """Run one algorithm with one seed; its curve, its cost and what it scored on held-out problems."""
-    from tasks.tracking import OUTPUTS, open_store, run_that_made
-
-    workspace = f"learning-{seed}"
-    command = [sys.executable, "-m", "flows.cli", "run", "-c", ALGORITHMS[name]]
-    subprocess.run(
-        [*command, "-S", f"seed={seed}", "--name", workspace], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
-    )
-    tree = ROOT / ".gradeline" / "workspaces" / workspace
+    with claimed(ROOT, ALGORITHMS[name], [f"seed={seed}"], f"learning-{seed}") as tree:
+        subprocess.run(
+            [*DVC, "repro", "evaluate"], cwd=tree, env=environment(), check=True, stdout=subprocess.DEVNULL
+        )
     metrics = read_json(tree / OUTPUTS["evaluate"] / "metrics.json")
     keys = ("pass_at_1", "pass_at_8", "maj_at_8")
     stage = "dpo" if "dpo/pass_at_1" in metrics else "rl"

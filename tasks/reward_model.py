@@ -12,8 +12,8 @@ from training.preferences import SPLITS, read_pairs
 from training.prompts import PromptRenderer
 from training.quantization import check_quantization
 from training.reward_model import (
-    ComparedPair,
     calibration,
+    compared,
     held_out_metrics,
     score_branches,
     train_reward_model,
@@ -38,17 +38,17 @@ def reward_model(stage: Stage) -> None:
         stage.run.input(file, split, "training" if split == "train" else "evaluation")
     first = read["train"][0]
     stage.run.text(renderer.text(first.prompt, first.context) + first.chosen, "rendered_prompt.txt")
-    compared = {
-        split: [ComparedPair(pair.tree(renderer), pair.margin) for pair in pairs]
+    separator = stage.params.rewards.steps.separator
+    both = {
+        split: [compared(pair, renderer, config.supervision, separator) for pair in pairs]
         for split, pairs in read.items()
     }
     usable = {
-        split: [pair for pair in pairs if pair.longest <= config.max_length]
-        for split, pairs in compared.items()
+        split: [pair for pair in pairs if pair.longest <= config.max_length] for split, pairs in both.items()
     }
     if not usable["validation"]:
         raise BadInput(
-            f"reward_model.max_length = {config.max_length}: none of {len(compared['validation'])} held-out pairs is as short"
+            f"reward_model.max_length = {config.max_length}: none of {len(both['validation'])} held-out pairs is as short"
         )
     model = new_reward_model(start, tokenizer, device, seed, config.lora.quantization)
     policy = Policy(model, config.lora, seed)
@@ -69,7 +69,7 @@ def reward_model(stage: Stage) -> None:
         "eval_calibration_error": calibrated["expected_calibration_error"],
         "final_loss": history[-1]["loss"],
         **{f"pairs_{split}": float(len(pairs)) for split, pairs in usable.items()},
-        "dropped_too_long": float(sum(len(compared[split]) - len(usable[split]) for split in SPLITS)),
+        "dropped_too_long": float(sum(len(both[split]) - len(usable[split]) for split in SPLITS)),
     }
     with stage.publish(metrics) as folder:
         policy.save(folder, start, tokenizer)

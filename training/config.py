@@ -403,6 +403,8 @@ class RewardModelConfig(Section):
     """False: the stage writes a marker instead of weights."""
     init: Literal["sft", "base"] = "sft"
     """Model whose transformer the reward model starts from; its head is new."""
+    supervision: Literal["outcome", "process"] = "outcome"
+    """Where a pair is compared: at its end, or after each step (rewards.steps), for a reward model that judges steps."""
     num_steps: Count = 50
     """Optimizer steps."""
     batch_size: Count = 16

@@ -25,7 +25,13 @@ from training.policy import Policy
 from training.preferences import Pair, pair_up
 from training.prompts import PromptRenderer
 from training.randomness import batch_indices, generator
-from training.reward_model import ComparedPair, held_out_metrics, reward_model_step, score_branches
+from training.reward_model import (
+    ComparedPair,
+    compared,
+    held_out_metrics,
+    reward_model_step,
+    score_branches,
+)
 from training.rewards import RewardSum
 
 
@@ -155,8 +161,9 @@ class RewardLearner:
 
     def _usable(self, pairs: Iterable[Pair]) -> dict[str, ComparedPair]:
         """Distinct pairs as token ids by their id, those too long for the reward model left out."""
-        compared = {pair.id: ComparedPair(pair.tree(self.renderer), pair.margin) for pair in pairs}
-        return {id_: pair for id_, pair in compared.items() if pair.longest <= self.loss.max_length}
+        kind, separator = self.loss.supervision, self.grader.separator
+        found = {pair.id: compared(pair, self.renderer, kind, separator) for pair in pairs}
+        return {id_: pair for id_, pair in found.items() if pair.longest <= self.loss.max_length}
 
 
 class Iterations:

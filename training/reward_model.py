@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -23,21 +23,52 @@ from training.errors import BadInput
 from training.logprobs import hidden_states
 from training.optimizer import build_optimizer, learning_rate, optimizer_step
 from training.policy import Policy
+from training.preferences import Pair
+from training.prompts import PromptRenderer
 from training.randomness import batch_indices
 from training.recorder import Recorder, replay
+from training.rewards.steps import split_completion
 
 
 @dataclass(frozen=True)
 class ComparedPair:
-    """A pair as token ids: the prompt with two branches, chosen first, each with its end token."""
+    """A pair as token ids: the prompt with two branches, chosen first, each with its end token.
+
+    `places` are the tokens at which the two are compared, as indices in the branches; at the end, unless given.
+    """
 
     tree: Tree
     margin: float
+    places: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.places:
+            chosen, rejected = self.tree.branches
+            object.__setattr__(self, "places", ((len(chosen) - 1, len(rejected) - 1),))
 
     @property
     def longest(self) -> int:
         """Tokens of the prompt with its longer completion."""
         return len(self.tree.prefix) + max(map(len, self.tree.branches))
+
+
+def compared(
+    pair: Pair, renderer: PromptRenderer, supervision: Literal["outcome", "process"], separator: str
+) -> ComparedPair:
+    """The pair as token ids, to be compared at the end or, with `process`, also after every step that both have.
+
+    While both read the same, so do their scores, and the comparison moves nothing: the first step that differs is
+    the first to be judged.
+    """
+    tree = pair.tree(renderer)
+    if supervision == "outcome":
+        return ComparedPair(tree, pair.margin)
+    chosen, rejected = (
+        [step.end for step in split_completion(branch, renderer.decode, separator)]
+        for branch in tree.branches
+    )
+    shared = list(zip(chosen[:-1], rejected[:-1], strict=False))
+    return ComparedPair(tree, pair.margin, (*shared, (chosen[-1], rejected[-1])))
 
 
 def train_reward_model(
@@ -138,12 +169,7 @@ def score_branches(
             layout = lay_out([[trees[i]] for i in micro], pad_id, model.device)
             branches = [branch for i in micro for branch in trees[i].branches]
             read = [own for i in micro for own in by_tree[i]]
-            positions = [
-                end - len(branch) + 1 + place
-                for end, branch, own in zip(layout.ends.tolist(), branches, read, strict=True)
-                for place in own
-            ]
-            scores = branch_scores(model, layout, torch.tensor(positions, device=model.device)).cpu()
+            scores = branch_scores(model, layout, _positions(layout, branches, read)).cpu()
             parts = scores.split([sum(map(len, by_tree[i])) for i in micro])
             found |= dict(zip(micro, parts, strict=True))
     model.train(training)
@@ -197,12 +223,26 @@ def _backward(
     num_pairs: int,
     pad_id: int,
 ) -> dict[str, float]:
-    """Add a micro-batch's share of the gradient of a batch of `num_pairs`; returns its sums over pairs."""
+    """Add a micro-batch's share of the gradient of a batch of `num_pairs`; returns its sums over pairs.
+
+    A pair's loss is the mean over its places; what else is returned is of the last one, the outcome.
+    """
     layout = lay_out([[pair.tree] for pair in pairs], pad_id, model.device)
-    chosen, rejected = branch_scores(model, layout).view(-1, 2).unbind(1)
-    margin = torch.tensor([pair.margin if config.margin else 0.0 for pair in pairs], device=model.device)
-    loss = bradley_terry_loss(chosen, rejected, margin, config.center_rewards_coefficient).sum()
+    branches = [branch for pair in pairs for branch in pair.tree.branches]
+    read = [places for pair in pairs for places in zip(*pair.places, strict=True)]
+    scores = branch_scores(model, layout, _positions(layout, branches, read)).split(
+        [len(own) for own in read]
+    )
+    chosen, rejected = torch.cat(scores[::2]), torch.cat(scores[1::2])
+    counts = torch.tensor([len(pair.places) for pair in pairs], device=model.device)
+    margins = torch.tensor([pair.margin if config.margin else 0.0 for pair in pairs], device=model.device)
+    of_place = bradley_terry_loss(
+        chosen, rejected, margins.repeat_interleave(counts), config.center_rewards_coefficient
+    )
+    loss = (of_place / counts.repeat_interleave(counts)).sum()
     (loss / num_pairs).backward()
+    last = counts.cumsum(0) - 1
+    chosen, rejected = chosen[last], rejected[last]
     difference = (chosen - rejected).detach()
     return {
         "loss": loss.item(),
@@ -210,6 +250,18 @@ def _backward(
         "margin": difference.sum().item(),
         "mean_reward": ((chosen + rejected) / 2).sum().item(),
     }
+
+
+def _positions(
+    layout: Layout, branches: Sequence[Sequence[int]], places: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Flat indices, as the layout's `ends` are, of the given tokens of each of its branches."""
+    flat = [
+        end - len(branch) + 1 + place
+        for end, branch, own in zip(layout.ends.tolist(), branches, places, strict=True)
+        for place in own
+    ]
+    return torch.tensor(flat, device=layout.ends.device)
 
 
 def _right(difference: torch.Tensor) -> torch.Tensor:

@@ -10,12 +10,14 @@ from training.config import LoraConfig, OptimizerConfig, PromptConfig, RewardMod
 from training.errors import BadInput
 from training.models import character_tokenizer, load_reward_model, new_reward_model, save_model
 from training.policy import Policy
+from training.preferences import Pair
 from training.prompts import PromptRenderer
 from training.recorder import NullRecorder
 from training.reward_model import (
     ComparedPair,
     branch_scores,
     calibration,
+    compared,
     held_out_metrics,
     score_branches,
     train_reward_model,
@@ -154,6 +156,43 @@ def test_one_step_equals_plain_torch(start, tokenizer, tmp_path):
     assert history[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     for a, b in zip(ours.model.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_steps_are_compared_where_both_have_one(tokenizer):
+    """Two steps against three: after the first, and at the end; equal beginnings add nothing to the gradient."""
+    renderer = PromptRenderer(tokenizer, PromptConfig(chat_template="none"))
+    pair = Pair("1=", "2 3", "2 4 5", 0.0)
+    assert compared(pair, renderer, "outcome", " ").places == ((3, 5),)  # the end tokens
+    by_steps = compared(pair, renderer, "process", " ")
+    assert by_steps.places == ((1, 1), (3, 5))  # "2 ", then the whole
+
+
+def test_a_loss_over_steps_equals_plain_torch(reward_model, tokenizer, tmp_path):
+    """Loss and gradient of the mean over places, then over pairs, from unpadded passes."""
+    renderer = PromptRenderer(tokenizer, PromptConfig(chat_template="none"))
+    texts = [("1=", "2 3", "4 5 6"), ("7=", "8", "9 1"), ("3=", "2 2 2", "2 2 3")]
+    pairs = [compared(Pair(*text, 0.0), renderer, "process", " ") for text in texts]
+    expected = torch.zeros(())
+    for pair in pairs:
+        chosen, rejected = pair.tree.branches
+        of_pair = [
+            -torch.nn.functional.logsigmoid(
+                plain_score(reward_model, pair.tree.prefix + chosen[: c + 1])
+                - plain_score(reward_model, pair.tree.prefix + rejected[: r + 1])
+            )
+            for c, r in pair.places
+        ]
+        expected = expected + torch.stack(of_pair).mean() / len(pairs)
+    gradients = torch.autograd.grad(expected, list(reward_model.parameters()))
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    _, history = train(reward_model, tmp_path / "steps", pairs, num_steps=1, batch_size=3, margin=False)
+    assert history[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert history[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def plain_score(model, ids):
+    """The head on a plain forward pass, at the last token."""
+    return model.score(model.model(torch.tensor([ids])).last_hidden_state[0, -1]).squeeze()
 
 
 def test_a_separable_preference_is_learnt(reward_model, tmp_path):

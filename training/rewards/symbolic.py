@@ -1,16 +1,13 @@
 """Symbolic equality of answers by math-verify, which can take for ever: in processes that are killed when it does.
 
-The comparisons run in a server process of their own, which holds no model, so that its pooled workers are forked, and replaced when killed, in milliseconds. It ends with its caller.
+The comparisons run in a server process of their own, which holds no model, so that its pooled workers are small, and replaced in milliseconds when killed. It ends with its caller.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +16,6 @@ from concurrent.futures import TimeoutError as TimedOut
 from pathlib import Path
 
 WORKERS = 2
-PR_SET_PDEATHSIG = 1
 
 _server: subprocess.Popen[str] | None = None
 _lock = threading.Lock()
@@ -61,17 +57,24 @@ def _start() -> subprocess.Popen[str]:
 
 
 def serve() -> None:
-    """Answer requests, one JSON line each, until standard input closes."""
+    """Answer requests, one JSON line each, until standard input closes.
+
+    Workers come from a fork server, which has no threads: forked from here, a worker could find a lock held for
+    ever (that of standard input, say, while this process waits for a request). Nor do they inherit the pipes to the
+    caller, which would hide from it that this process died.
+    """
     import multiprocessing
 
-    import math_verify  # noqa: F401  (imported before the workers are forked, so that they have it)
     from pebble import ProcessPool
 
-    logging.disable(logging.WARNING)  # math-verify warns that its own time limit is off; ours is not
-    answers, sys.stdout = sys.stdout, sys.stderr
-    context = multiprocessing.get_context("fork")
-    with ProcessPool(WORKERS, initializer=_leave_the_pipes, context=context) as pool:
-        for line in sys.stdin:
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.dup2(2, 1)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["math_verify", __name__])
+    with ProcessPool(WORKERS, initializer=_silence, context=context) as pool:
+        for line in requests:
             request = json.loads(line)
             futures = [
                 pool.schedule(_equal, args=pair, timeout=request["timeout"]) for pair in request["pairs"]
@@ -81,15 +84,8 @@ def serve() -> None:
         pool.stop()
 
 
-def _leave_the_pipes() -> None:
-    """A worker that kept the server's pipes open would hide from its caller that the server died; it dies too."""
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # Linux only; elsewhere a worker may outlive its server
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.dup2(nowhere, 1)
+def _silence() -> None:
+    logging.disable(logging.WARNING)  # math-verify warns that its own time limit is off; ours is not
 
 
 def _equal(found: str, answer: str) -> float:

@@ -1,4 +1,5 @@
 import json
+import time
 
 import psutil
 import pytest
@@ -72,15 +73,27 @@ def test_a_comparison_that_takes_too_long_scores_none_and_the_next_is_right():
 
 
 @pytest.mark.timeout(120)
-def test_a_killed_server_is_started_again_and_leaves_no_worker():
+def test_a_killed_server_is_started_again_and_leaves_no_process():
     for _ in range(3):
         assert MathReward(60).equal(["2x"], ["x+x"]) == [1.0]
-        workers = psutil.Process(symbolic._server.pid).children()
-        assert workers
-        workers[0].suspend()  # it can't notice by itself that its server is gone
+        below = psutil.Process(symbolic._server.pid).children(recursive=True)
+        assert len(below) > symbolic.WORKERS
         symbolic._server.kill()
         assert MathReward(60).equal(["2x"], ["x+x"]) == [1.0]
-        assert psutil.wait_procs(workers, timeout=10)[1] == []
+        assert psutil.wait_procs(below, timeout=30)[1] == []
+
+
+@pytest.mark.timeout(120)
+def test_every_worker_that_was_killed_is_replaced_by_one_that_works():
+    """A worker forked from the waiting server would find the lock of its standard input held for ever."""
+    slow = r"\int_0^1 e^{-x^2\sin x}dx"
+    for _ in range(3):
+        assert (
+            MathReward(1).equal([slow] * symbolic.WORKERS, ["0.8"] * symbolic.WORKERS)
+            == [None] * symbolic.WORKERS
+        )
+        time.sleep(0.3)
+        assert MathReward(60).equal(["2x"] * 4, ["x+x"] * 4) == [1.0] * 4
 
 
 def test_many_comparisons_are_pooled():

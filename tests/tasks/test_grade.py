@@ -72,7 +72,7 @@ def test_bad_rows_are_named_by_their_lines_and_nothing_is_written(tmp_path):
 
 
 def test_of_many_bad_rows_some_are_shown(tmp_path):
-    with pytest.raises(BadInput, match="line 5: .*\nand 7 more"):
+    with pytest.raises(BadInput, match=r"line 5: not JSON: .*\sand 7 more"):
         grade(tmp_path, "format", ["nonsense"] * 12)
 
 

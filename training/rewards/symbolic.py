@@ -10,6 +10,7 @@ import ctypes
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -48,13 +49,22 @@ def compare(pairs: Sequence[tuple[str, str]], timeout: float) -> list[float | No
             try:
                 _server.stdin.write(request)
                 _server.stdin.flush()
-                if reply := _server.stdout.readline():
+                if reply := _reply(_server):
                     return json.loads(reply)
             except BrokenPipeError:
                 pass
             _server.kill()
             _server.wait()
     return [None] * len(pairs)
+
+
+def _reply(server: subprocess.Popen[str]) -> str:
+    """The server's next line, "" when it is dead: a worker that is just starting may hold its pipe open."""
+    assert server.stdout is not None
+    while not select.select([server.stdout], [], [], 0.2)[0]:
+        if server.poll() is not None:
+            return ""
+    return server.stdout.readline()
 
 
 def _start() -> subprocess.Popen[str]:

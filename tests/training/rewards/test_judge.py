@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -86,15 +87,22 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def serving(server):
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @pytest.fixture
 def endpoint():
-    server = Endpoint()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Endpoint()) as server:
+        yield server
 
 
 def config(endpoint, **settings):

@@ -1,8 +1,10 @@
 import json
+import os
 
 import psutil
 import pytest
 
+from tests.project import wait_for
 from tests.shared import SHARED, needs_shared
 from training.config import RewardsConfig
 from training.rewards import load_reward, symbolic
@@ -111,6 +113,8 @@ def test_a_killed_server_is_started_again_and_leaves_no_worker():
         assert MathReward(60).equal(["2x"], ["x+x"]) == [1.0]
         workers = psutil.Process(symbolic._server.pid).children()
         assert workers
+        for worker in workers:  # one that is still starting has not asked yet to die with its server
+            wait_for(lambda w=worker: os.readlink(f"/proc/{w.pid}/fd/1") == os.devnull, "a worker", 30)
         workers[0].suspend()  # it can't notice by itself that its server is gone
         symbolic._server.kill()
         assert MathReward(60).equal(["2x"], ["x+x"]) == [1.0]

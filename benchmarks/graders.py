@@ -97,9 +97,9 @@ def measure_all(data: Path) -> list[dict[str, Any]]:
     """Every row of the table."""
     MathReward(60).equal(["x+1"], ["1+x"])  # starts the workers
     solutions, answers = gsm8k(data)
-    others = of_another_problem(answers, lambda a, b: _plain(a) == _plain(b))
+    others = of_another_problem(answers, lambda a, b: plain(a) == plain(b))
     boxed_solutions, boxed, respelled = competition_math(data)
-    boxed_others = of_another_problem(boxed, lambda a, b: _plain(a) == _plain(b))
+    boxed_others = of_another_problem(boxed, lambda a, b: plain(a) == plain(b))
     return [
         measure("GSM8K, golden solutions: accepted", solutions, answers, [1.0] * len(answers)),
         measure("GSM8K, answers of other problems: rejected", solutions, others, [0.0] * len(others)),
@@ -115,7 +115,7 @@ def measure_all(data: Path) -> list[dict[str, Any]]:
 
 WHY = {
     "MATH, golden solutions: accepted": "Their `\\boxed{}` is empty, so that they state no answer.",
-    "MATH, answers of other problems: rejected": "The same value in other words; the problems happen to share it.",
+    "MATH, answers of other problems: rejected": "The problems share their answer, which one of them spells otherwise.",
     "MATH, answers respelled: accepted": (
         "This copy's tidying damaged the reference: rows of matrices lost their `\\\\`, `\\text` and units were cut "
         "to braces or to nothing, commas and spaces vanished."
@@ -152,7 +152,7 @@ def _code(text: str | None) -> str:
     return f"`{shown if len(shown) <= 100 else shown[:97] + '...'}`"
 
 
-def _plain(answer: str) -> str:
+def plain(answer: str) -> str:
     return answer.replace(",", "").replace(" ", "").replace("\\!", "").replace("$", "").replace("\\", "")
 
 

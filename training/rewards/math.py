@@ -45,6 +45,8 @@ _DROPPED = re.compile(
     r"(?<=,)\s*\\!\s*|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\^\{?\\circ\}?|\\degree|°|\\?%|\\?\$|[€£¥]"
     r"|\\(?:displaystyle|limits)(?![a-zA-Z])"
 )
+_AND = re.compile(r"\s*,?\s*\b(?:and|or)\b\s*")
+_WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|rm)\s*\{([^{}]*)\}")
 _LONGEST = 400
 """Characters of an answer beyond which only its text is compared."""
@@ -141,7 +143,7 @@ def _quick(found: str | None, answer: str) -> float | None:
     if found is None or not answer.strip():
         return 0.0
     left, right = _tidy(found), _tidy(answer)
-    if left == right:
+    if left == right or _tidy(found, thousands=False) == _tidy(answer, thousands=False):
         return 1.0
     if (_NAMED.match(left) is None) != (_NAMED.match(right) is None):
         left, right = _NAMED.sub("", left, count=1), _NAMED.sub("", right, count=1)
@@ -167,21 +169,27 @@ def _never_a_number(tidied: str) -> bool:
         return True
     if re.search(r"\\(?:int|sum|prod|lim)", tidied):  # its variable is bound
         return False
-    has_variable = re.search(r"[a-df-hj-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", tidied)) is not None
-    return has_variable and "=" not in tidied and not _MAYBE_UNIT.fullmatch(tidied)
+    before, equals, _ = re.sub(r"\\[a-zA-Z]+", "", tidied).partition("=")
+    if not re.search(r"[a-df-hj-zA-Z]", before):
+        return False
+    if equals:  # an equation in unknowns, but not a value with its name
+        return re.search(r"[-+*/^]|\d[a-zA-Z]", before) is not None
+    return not _MAYBE_UNIT.fullmatch(tidied)
 
 
 def _is_percentage(text: str) -> bool:
     return "%" in text or "percent" in text.lower()
 
 
-def _tidy(text: str) -> str:
+def _tidy(text: str, thousands: bool = True) -> str:
+    """The text without accidents of spelling; `thousands` takes `1,234` for a number and not for a list."""
     text = text.strip().strip("$").removeprefix("\\(").removesuffix("\\)").removesuffix("\\").strip()
     text = _TEXT_UNIT.sub(_kept_scale, text.rstrip("."))
     text = _TEXT.sub(r"\1", text).replace("−", "-").replace("{,}", ",")
     text = _DROPPED.sub(lambda match: " " if match[0] == "\\ " else "", text)
     text = _TEX_FRACTION.sub(_spelled_out, text)
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if _one_number(text) else text
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if thousands and _one_number(text) else text
+    text = _AND.sub(",", text) if not _WORDS.search(_AND.sub(",", text)) else text
     text = text.strip().rstrip(".").strip()
     if (scale := _SCALE.search(text)) and (number := _number(text[: scale.start()])) is not None:
         return str(number * _SCALES[scale[1].lower()])

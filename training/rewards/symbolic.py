@@ -89,9 +89,11 @@ def serve() -> None:
     ) in EXAMPLES:  # before the workers are forked, so that they have math-verify and what it has learnt
         _parsed(example)
     answers, sys.stdout = sys.stdout, sys.stderr
+    # a worker that is forked while this thread reads closes sys.stdin, and would wait for the reader's lock for ever
+    requests, sys.stdin = sys.stdin, open(os.devnull)  # noqa: SIM115
     context = multiprocessing.get_context("fork")
     with ProcessPool(WORKERS, initializer=_leave_the_pipes, context=context) as pool:
-        for line in sys.stdin:
+        for line in requests:
             request = json.loads(line)
             futures = [
                 pool.schedule(_equal, args=pair, timeout=request["timeout"]) for pair in request["pairs"]

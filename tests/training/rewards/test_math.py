@@ -1,9 +1,10 @@
-import json
 import os
+import time
 
 import psutil
 import pytest
 
+from benchmarks import graders
 from tests.project import wait_for
 from tests.shared import SHARED, needs_shared
 from training.config import RewardsConfig
@@ -88,6 +89,13 @@ def test_extraction_order(text, answer):
         (r"\frac{3\sqrt{2}}{2}", r"\frac{3}{\sqrt{2}}", True),
         ("1 - 2i", "-2i + 1", True),
         ("1,234", "(1,234)", False),
+        ("2x - y = 0", "0", False),
+        ("3 + 4 = 7", "7", True),
+        (r"2, 3, \text{ and } 4", "2,3,4", True),
+        ("-2 or -12", r"-2 \text{ or } -12", True),
+        ("-12 or -2", "-2, -12", True),
+        ("45,135", r"45^\circ, 135^\circ", True),
+        ("1,234", "1, 235", False),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", True),
     ],
 )
@@ -104,6 +112,17 @@ def test_a_missing_answer_scores_zero_and_order_is_kept():
 def test_a_comparison_that_takes_too_long_scores_none_and_the_next_is_right():
     slow = r"\int_0^1 e^{-x^2\sin x}dx"
     assert MathReward(1).equal(["x+x", slow, "x+1"], ["2x", "0.8", "1+x"]) == [1.0, None, 1.0]
+    assert MathReward(60).equal(["2x"], ["x+x"]) == [1.0]
+
+
+def test_the_worker_that_replaces_a_killed_one_works():
+    slow = r"\int_0^1 e^{-x^2\sin x}dx"
+    for n in range(3):  # as many as there are workers, and more
+        assert (
+            MathReward(1).equal([slow] * symbolic.WORKERS, [f"0.{n}{i}" for i in range(symbolic.WORKERS)])
+            == [None] * symbolic.WORKERS
+        )
+        time.sleep(0.5)  # the server reads its next request while workers are forked
     assert MathReward(60).equal(["2x"], ["x+x"]) == [1.0]
 
 
@@ -131,19 +150,41 @@ def test_votes_for_the_same_number_are_one_vote():
     assert len({normalize_answer(t) for t in ("1,234", "1234.0", "$1234", "2468/2")}) == 1
 
 
+def agreement(rows):
+    """The share of a set's rows that are graded as expected, by the benchmark that makes the docs' table."""
+    return rows["agree"] / rows["rows"]
+
+
 @needs_shared
-def test_gsm8k_reference_solutions_are_accepted_and_other_answers_rejected():
-    rows = [
-        json.loads(line)
-        for name in ("train", "test")
-        for line in (SHARED / f"gsm8k/{name}.jsonl").read_text().splitlines()
-    ]
-    answers = [row["answer"].rpartition("####")[2].strip() for row in rows]
-    reward = load_reward("math", RewardsConfig())
-    right = reward(prompts=[""] * len(rows), completions=[row["answer"] for row in rows], answer=answers)
-    assert len(rows) == 8792
-    assert sum(right) >= 0.999 * len(rows)
-    shifted = answers[1:] + answers[:1]
-    wrong = reward(prompts=[""] * len(rows), completions=[row["answer"] for row in rows], answer=shifted)
-    equal = sum(normalize_answer(a) == normalize_answer(b) for a, b in zip(answers, shifted, strict=True))
-    assert sum(wrong) <= equal + 0.001 * len(rows)
+def test_golden_solutions_of_gsm8k_are_accepted_and_other_answers_rejected():
+    solutions, answers = graders.gsm8k(SHARED)
+    assert len(solutions) == 8792
+    assert agreement(graders.measure("golden", solutions, answers, [1.0] * 8792)) >= 0.999
+    others = graders.of_another_problem(
+        answers, lambda a, b: float(a.replace(",", "")) == float(b.replace(",", ""))
+    )
+    assert agreement(graders.measure("others", solutions, others, [0.0] * 8792)) >= 0.999
+
+
+@needs_shared
+def test_golden_solutions_of_math_are_accepted_in_another_spelling_too():
+    solutions, boxed, respelled = graders.competition_math(SHARED)
+    assert len(solutions) == 12500
+    assert agreement(graders.measure("golden", solutions, boxed, [1.0] * 12500)) >= 0.99
+    assert agreement(graders.measure("respelled", solutions[::5], respelled[::5], [1.0] * 2500)) >= 0.99
+
+
+@needs_shared
+@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.slow)])
+def test_answers_of_other_math_problems_are_rejected(every):
+    solutions, boxed, _ = graders.competition_math(SHARED)
+    others = graders.of_another_problem(boxed, lambda a, b: graders.plain(a) == graders.plain(b))
+    rows = len(solutions[::every])
+    assert agreement(graders.measure("others", solutions[::every], others[::every], [0.0] * rows)) >= 0.998
+
+
+@needs_shared
+def test_labelled_solutions_are_graded_as_labelled():
+    assert agreement(graders.measure("gsm8k", *graders.labelled_gsm8k(SHARED))) == 1.0
+    rows = graders.measure("math", *graders.labelled_math(SHARED))
+    assert [(one["found"], one["answer"]) for one in rows["disagreements"]] == [("10000", "10{,}000")]

@@ -166,6 +166,8 @@ def grade(
 
         root = find_root(Path.cwd())
         params = load_params(find_recipe(root, recipe), overrides)
+        file, output = (Path(os.path.relpath(path, root)) for path in (file, output))
+        os.chdir(root)  # a stage looks for a user's reward from there
         said = grade_file(reward, params.rewards, file, output)
         mean = "none" if said["mean"] is None else f"{said['mean']:.4g}"
         print(f"{said['rows']} rows, mean {reward} {mean}, {said['ungraded']} without a score: {output}")

@@ -30,6 +30,7 @@ _SCORE = re.compile(r"\s*Score:\s*([-+]?\d+(?:\.\d+)?)\s*")
 _PASSING = {408, 409, 425, 429}
 _REFUSED = {401: "the key was refused", 403: "the key was refused", 404: "no such endpoint or model"}
 _LONGEST_PAUSE = 60.0
+_JITTER = random.SystemRandom()  # spreads retries; no result depends on it
 
 
 class JudgeReward:
@@ -115,7 +116,7 @@ class JudgeReward:
                     return self._explained(*said)
                 if pause is None or self._is_down or attempt == config.retries:
                     break
-                growing = config.backoff * 2**attempt * random.uniform(0.5, 1.0)
+                growing = config.backoff * 2**attempt * _JITTER.uniform(0.5, 1.0)
                 await asyncio.sleep(min(_LONGEST_PAUSE, max(pause, growing)))
             self._is_down = pause is not None
         return Explained(None, reason=f"the judge gave no score: {reason}")

@@ -1,4 +1,4 @@
-"""The command line: `gradeline run`, `plan`, `stages`, `workspaces`, `ui`, `schema`.
+"""The command line: `gradeline run`, `plan`, `stages`, `grade`, `workspaces`, `ui`, `schema`.
 
 Everything heavy is imported by the command that needs it, so that help is there at once.
 """
@@ -130,6 +130,47 @@ def stages() -> None:
                 ]
             )
         _print(_table(["stage", "enabled", "command", "inputs", "outputs"], rows))
+
+
+@app.command()
+def grade(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.jsonl", help="Rows with `completion` and, say, `answer`.")
+    ],
+    reward: Annotated[
+        str,
+        typer.Option(
+            "--reward", metavar="NAME", help="A built-in reward, package.module:function or file.py:function."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", metavar="OUT.jsonl", help="Where the graded rows go.")],
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--config", "-c", metavar="RECIPE", help="Take settings from this recipe, not params.yaml."
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", "-S", metavar="KEY=VALUE", help="Change one setting, e.g. rewards.math.timeout=1."
+        ),
+    ] = None,
+) -> None:
+    """Try a reward on a file: writes each row, in order, with `score`, `extracted` and `reason`."""
+    with _clean_errors():
+        from tasks.config import load_params
+        from tasks.grade import grade_file
+        from tasks.tree import find_root
+        from tasks.workspaces import find_recipe
+
+        root = find_root(Path.cwd())
+        params = load_params(find_recipe(root, recipe), overrides)
+        file, output = (Path(os.path.relpath(path, root)) for path in (file, output))
+        os.chdir(root)  # a stage looks for a user's reward from there
+        said = grade_file(reward, params.rewards, file, output)
+        mean = "none" if said["mean"] is None else f"{said['mean']:.4g}"
+        print(f"{said['rows']} rows, mean {reward} {mean}, {said['ungraded']} without a score: {output}")
 
 
 @app.command()

@@ -25,6 +25,7 @@ from training.errors import BadInput
 from training.models import context_length, load_tokenizer
 from training.prompts import PromptRenderer
 from training.rewards import Reward, load_reward
+from training.rewards.explained import finished
 
 _GRADED_AT_ONCE = 4096
 
@@ -131,8 +132,9 @@ def _grades(frame: pd.DataFrame, grader: Reward, name: str) -> Iterator[str]:
             column: rows[column].tolist() for column in ("prompt", "completion", "answer", "source", "id")
         }
         prompts, completions = columns.pop("prompt"), columns.pop("completion")
-        values = grader(
-            prompts=prompts, completions=completions, finish_reason=["stop"] * len(rows), **columns
+        reasons = ["stop"] * len(rows)
+        [values] = finished(
+            [grader(prompts=prompts, completions=completions, finish_reason=reasons, **columns)]
         )
         if len(values) != len(rows):
             raise BadInput(

@@ -34,7 +34,7 @@ def closure(path: str) -> set[str]:
     while open_:
         new = imported(open_.pop()) - found
         found |= new
-        open_ |= new
+        open_ |= new - NOT_RESULTS
     return found - NOT_RESULTS
 
 

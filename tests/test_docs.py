@@ -2,8 +2,9 @@
 
 import json
 
-from benchmarks import learning, recipe
+from benchmarks import graders, learning, recipe
 from tests.shared import ROOT
+from training.rewards import BUILT_IN
 
 
 def test_the_readmes_table_is_the_measured_one():
@@ -15,6 +16,17 @@ def test_the_readmes_table_is_the_measured_one():
 def test_the_results_page_is_the_measured_one():
     result = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
     assert (ROOT / "docs" / "results.md").read_text() == learning.page(result)
+
+
+def test_the_rewards_pages_tables_are_the_measured_ones():
+    result = json.loads((ROOT / "benchmarks" / "results" / "graders.json").read_text())
+    shown = (ROOT / "docs" / "rewards.md").read_text().split(graders.BEGIN)[1].split(graders.END)[0].strip()
+    assert shown == graders.section(result)
+
+
+def test_the_rewards_page_names_every_reward():
+    page = (ROOT / "docs" / "rewards.md").read_text()
+    assert [name for name in [*BUILT_IN, "model"] if f"| `{name}` |" not in page] == []
 
 
 def test_the_readme_lists_every_recipe():

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 MANIFEST = "manifest.json"
 
@@ -46,11 +46,18 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Atomic replacement of a text file (UTF-8)."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A text file (UTF-8) to write, which takes the place of `path` at the end; on any error `path` is untouched."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

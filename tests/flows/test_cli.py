@@ -23,7 +23,7 @@ NO_SERVER = {"PREFECT_API_URL": "http://127.0.0.1:1/api"}
 def test_help_names_the_commands(project: Path) -> None:
     shown = gradeline(project, "--help")
     assert shown.returncode == 0
-    for command in ("run", "plan", "stages", "workspaces", "ui", "schema"):
+    for command in ("run", "plan", "stages", "grade", "workspaces", "ui", "schema"):
         assert command in shown.stdout
 
 
@@ -140,3 +140,38 @@ def test_workspaces_are_listed_and_pruned(project: Path) -> None:
     assert "small rl.beta=0.5" in listed
     assert "removed mine" in gradeline(project, "workspaces", "prune", "--all").stdout
     assert "no workspaces" in gradeline(project, "workspaces", "list").stdout
+
+
+def test_grade_tries_a_reward_with_the_trees_settings(project: Path) -> None:
+    (project / "rows.jsonl").write_text('{"id": 3, "completion": "abc"}\n{"completion": "de"}\n')
+    set_params(project, rewards={"format": {"pattern": "a.*"}})
+    done = gradeline(project, "grade", "--reward", "format", "rows.jsonl", "--output", "graded.jsonl")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 rows, mean format 0.5, 0 without a score: graded.jsonl" in done.stdout
+    rows = [json.loads(line) for line in (project / "graded.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"id": 3, "completion": "abc", "score": 1.0, "extracted": None, "reason": "matches the pattern"},
+        {"completion": "de", "score": 0.0, "extracted": None, "reason": "does not match the pattern"},
+    ]
+    overridden = gradeline(
+        project,
+        "grade",
+        "--reward",
+        "format",
+        "rows.jsonl",
+        "--output",
+        "o.jsonl",
+        "-S",
+        "rewards.format.pattern=d.",
+    )
+    assert "0.5" in overridden.stdout
+    assert json.loads((project / "o.jsonl").read_text().splitlines()[1])["score"] == 1.0
+    (project / "mine.py").write_text(
+        "def mine(prompts, completions, **_):\n    return [1 for _ in completions]\n"
+    )
+    done = gradeline(project, "grade", "--reward", "mine.py:mine", "rows.jsonl", "--output", "m.jsonl")
+    assert "mean mine.py:mine 1" in done.stdout
+    (project / "rows.jsonl").write_text('{"completion": "abc"}\n')
+    failed = gradeline(project, "grade", "--reward", "math", "rows.jsonl", "--output", "x.jsonl")
+    assert failed.returncode == 2
+    assert failed.stderr == "gradeline: rows.jsonl line 1: no 'answer'; it has completion\n"

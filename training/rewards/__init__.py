@@ -1,6 +1,6 @@
 """Rewards: functions that grade completions, with TRL's signature.
 
-    f(prompts, completions, **columns) -> list[float | None]
+    f(prompts, completions, **columns) -> list[float | None]        or async def f(...)
 
 `prompts` and `completions` are texts; `columns` are the rows' other columns (`answer`, `source`, `id`) and
 `finish_reason`, and in RL `completion_ids`, the sampled token ids. None means "not applicable here". With
@@ -10,55 +10,82 @@ process supervision there are steps besides, and rewards may be lists (`training
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from training.config import RewardsConfig
 from training.errors import BadInput
 from training.rewards.equations import EquationsReward
+from training.rewards.explained import finished
 from training.rewards.format import FormatReward
+from training.rewards.judge import JudgeReward
+from training.rewards.language import LanguageReward
 from training.rewards.math import MathReward
 from training.rewards.overlong import OverlongReward
+from training.rewards.repetition import RepetitionReward
 from training.rewards.steps import Step
 
 Reward = Callable[..., Any]
 """A reward function, called by keyword as above."""
 
-BUILT_IN = ("math", "format", "overlong", "equations", "model")
+BUILT_IN: dict[str, Callable[[RewardsConfig], Reward]] = {
+    "math": lambda config: MathReward(config.math.timeout),
+    "format": lambda config: FormatReward(config.format.pattern),
+    "overlong": lambda config: OverlongReward(config.overlong.max_length, config.overlong.buffer),
+    "repetition": lambda config: RepetitionReward(
+        config.repetition.ngram_size, config.repetition.max_penalty
+    ),
+    "language": lambda config: LanguageReward(config.language.target),
+    "equations": lambda config: EquationsReward(),
+    "judge": lambda config: JudgeReward(config.judge),
+}
+"""The rewards that have names; besides them RL gives `model`, the reward model."""
 
 
 def load_reward(name: str, config: RewardsConfig) -> Reward:
-    """The reward called `name`: built in, or a user's function as `package.module:function`.
+    """The reward called `name`: built in, or a user's function as `package.module:function` or `file.py:function`.
 
     Raises BadInput when there is none of that name.
     """
-    if name == "math":
-        return MathReward(config.math.timeout)
-    if name == "format":
-        return FormatReward(config.format.pattern)
-    if name == "overlong":
-        return OverlongReward(config.overlong.max_length, config.overlong.buffer)
-    if name == "equations":
-        return EquationsReward()
+    if name in BUILT_IN:
+        return BUILT_IN[name](config)
     if name == "model":
-        raise BadInput("reward 'model': the reward model is there in RL only; accepted here: math, format")
-    module_name, separator, function = name.partition(":")
+        raise BadInput(
+            f"reward 'model': the reward model is there in RL only; accepted here: {', '.join(BUILT_IN)}"
+        )
+    module_name, separator, function = name.rpartition(":")
     if not separator:
         raise BadInput(
-            f"reward {name!r}: unknown; accepted: {', '.join(BUILT_IN)}, or package.module:function"
+            f"reward {name!r}: unknown; accepted: {', '.join([*BUILT_IN, 'model'])}, "
+            "package.module:function or path/to/file.py:function"
         )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        reward = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
+        reward = getattr(_module(module_name), function)
+    except (ImportError, AttributeError, FileNotFoundError) as error:
         raise BadInput(f"reward {name!r}: can't be imported: {error}") from error
     if not callable(reward):
         raise BadInput(f"reward {name!r}: not a function")
     return reward
+
+
+def _module(name: str) -> ModuleType:
+    """A module by its name, or from a file; both are looked for from the working directory, the tree's root."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(f"reward_{Path(name).stem}", Path(name).resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @dataclass(frozen=True)
@@ -130,12 +157,12 @@ class RewardSum:
 
     def returned(self, *, completions: Sequence[str], **columns: Any) -> dict[str, Sequence[Any]]:
         """What each function returns, one value for each completion; raises BadInput for another number."""
-        found: dict[str, Sequence[Any]] = {}
-        for name, function in zip(self.names, self.functions, strict=True):
-            found[name] = function(completions=completions, **columns)
-            if len(found[name]) != len(completions):
+        called = [function(completions=completions, **columns) for function in self.functions]
+        found: dict[str, Sequence[Any]] = dict(zip(self.names, finished(called), strict=True))
+        for name, values in found.items():
+            if len(values) != len(completions):
                 raise BadInput(
-                    f"reward {name!r}: returned {len(found[name])} values for {len(completions)} completions"
+                    f"reward {name!r}: returned {len(values)} values for {len(completions)} completions"
                 )
         return found
 

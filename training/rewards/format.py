@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from training.errors import BadInput
+from training.rewards.explained import Explained, ExplainingReward
 
 
-class FormatReward:
+class FormatReward(ExplainingReward):
     """1.0 where the whole completion matches `pattern`, else 0.0."""
 
     def __init__(self, pattern: str) -> None:
@@ -20,5 +21,10 @@ class FormatReward:
                 f"rewards.format.pattern = {pattern!r}: not a regular expression: {error}"
             ) from None
 
-    def __call__(self, prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float | None]:
-        return [float(self.pattern.fullmatch(text) is not None) for text in completions]
+    def explain(self, prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[Explained]:
+        return [
+            Explained(1.0, reason="matches the pattern")
+            if self.pattern.fullmatch(text)
+            else Explained(0.0, reason="does not match the pattern")
+            for text in completions
+        ]

@@ -6,7 +6,6 @@ The comparisons run in a server process of their own, which holds no model, so t
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import TimeoutError as TimedOut
 from pathlib import Path
 
-WORKERS = 2
+WORKERS = max(2, min(8, os.cpu_count() or 1))
 
 _server: subprocess.Popen[str] | None = None
 _lock = threading.Lock()
@@ -72,8 +71,8 @@ def serve() -> None:
     os.dup2(nowhere, 0)
     os.dup2(2, 1)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["math_verify", __name__])
-    with ProcessPool(WORKERS, initializer=_silence, context=context) as pool:
+    context.set_forkserver_preload(["training.rewards.parser"])
+    with ProcessPool(WORKERS, context=context) as pool:
         for line in requests:
             request = json.loads(line)
             futures = [
@@ -84,15 +83,12 @@ def serve() -> None:
         pool.stop()
 
 
-def _silence() -> None:
-    logging.disable(logging.WARNING)  # math-verify warns that its own time limit is off; ours is not
-
-
 def _equal(found: str, answer: str) -> float:
-    from math_verify import parse, verify
+    from math_verify import verify
 
-    expected, given = [parse(f"${text.strip('$')}$", parsing_timeout=None) for text in (answer, found)]
-    return float(verify(expected, given, timeout_seconds=None))
+    from training.rewards.parser import parsed
+
+    return float(verify(parsed(answer), parsed(found), timeout_seconds=None))
 
 
 def _result(future: object) -> float | None:

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from training.config import FormatRewardConfig, RewardsConfig
@@ -11,6 +13,11 @@ def half(prompts, completions, **columns):
 
 def short(prompts, completions, **columns):
     return [1.0]
+
+
+async def waited(prompts, completions, **columns):
+    await asyncio.sleep(0.01)
+    return [len(text) for text in completions]
 
 
 def test_a_weighted_sum_leaves_out_what_does_not_apply():
@@ -57,3 +64,43 @@ def test_a_bad_pattern_is_refused():
 def test_a_wrong_number_of_rewards_is_refused():
     with pytest.raises(BadInput, match="1 values for 2 completions"):
         RewardSum([f"{__name__}:short"], None, RewardsConfig()).score(["", ""], ["a", "b"])
+
+
+def test_async_rewards_run_side_by_side_with_others():
+    name = f"{__name__}:waited"
+    scores = RewardSum([name, f"{__name__}:half"], [1.0, 2.0], RewardsConfig()).score(["", ""], ["abc", ""])
+    assert scores.parts == {name: [3.0, 0.0], f"{__name__}:half": [0.5, None]}
+    assert scores.total == [4.0, 0.0]
+
+
+def test_async_rewards_wait_together():
+    started = []
+
+    async def meets(prompts, completions, **columns):
+        started.append(1)
+        while len(started) < 2:  # ends only when the other one runs at the same time
+            await asyncio.sleep(0)
+        return [1.0]
+
+    given = {"a": meets, "b": meets}
+    assert RewardSum(["a", "b"], None, RewardsConfig(), given).score([""], ["x"]).total == [2.0]
+
+
+def test_async_rewards_work_where_a_loop_is_running_already():
+    async def notebook():
+        return RewardSum([f"{__name__}:waited"], None, RewardsConfig()).score([""], ["abc"]).total
+
+    assert asyncio.run(notebook()) == [3.0]
+
+
+def test_a_users_reward_may_lie_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my rewards").mkdir()
+    (tmp_path / "my rewards" / "short.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass\nclass Kept:\n    n: int = 3\n\n"
+        "def short(prompts, completions, **columns):\n    return [float(len(t) < Kept().n) for t in completions]\n"
+    )
+    reward = load_reward("my rewards/short.py:short", RewardsConfig())
+    assert reward(prompts=["", ""], completions=["ab", "abc"]) == [1.0, 0.0]
+    with pytest.raises(BadInput, match="long\\.py:short': can't be imported"):
+        load_reward("my rewards/long.py:short", RewardsConfig())

@@ -17,6 +17,7 @@ from typing import Any
 
 from training.config import RewardsConfig
 from training.errors import BadInput
+from training.rewards.code import CodeReward
 from training.rewards.format import FormatReward
 from training.rewards.math import MathReward
 from training.rewards.overlong import OverlongReward
@@ -24,7 +25,7 @@ from training.rewards.overlong import OverlongReward
 Reward = Callable[..., list[float | None]]
 """A reward function, called by keyword as above."""
 
-BUILT_IN = ("math", "format", "overlong", "model")
+BUILT_IN = ("math", "code", "format", "overlong", "model")
 
 
 def load_reward(name: str, config: RewardsConfig) -> Reward:
@@ -34,12 +35,16 @@ def load_reward(name: str, config: RewardsConfig) -> Reward:
     """
     if name == "math":
         return MathReward(config.math.timeout)
+    if name == "code":
+        return CodeReward(config.code)
     if name == "format":
         return FormatReward(config.format.pattern)
     if name == "overlong":
         return OverlongReward(config.overlong.max_length, config.overlong.buffer)
     if name == "model":
-        raise BadInput("reward 'model': the reward model is there in RL only; accepted here: math, format")
+        raise BadInput(
+            "reward 'model': the reward model is there in RL only; accepted here: math, code, format"
+        )
     module_name, separator, function = name.partition(":")
     if not separator:
         raise BadInput(

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import py_compile
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -45,10 +47,11 @@ class Contained:
 
     def wait(self, timeout: float) -> int | None:
         """The exit status (minus the signal's number, or 128 more than it), None after `timeout` seconds."""
+        handle = os.pidfd_open(self._process.pid)  # Popen.wait sleeps between looks
         try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
+            return self._process.wait() if select.select([handle], [], [], timeout)[0] else None
+        finally:
+            os.close(handle)
 
     def kill(self) -> None:
         """SIGKILL; a sandbox ends with bwrap, its outermost process."""
@@ -138,6 +141,9 @@ def why_unavailable() -> str | None:
         return f"bubblewrap needs Linux, this is {sys.platform}"
     if shutil.which("bwrap") is None:
         return "bwrap is not installed (Debian and Ubuntu: apt-get install bubblewrap)"
+    for module in (_ROOT / _INSIDE).glob("*.py"):  # a sandbox can't keep what it compiled
+        with contextlib.suppress(OSError):
+            py_compile.compile(str(module))
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
         source = b"print(6 * 7)"
         given.write(b"%d\n" % len(source) + source)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import builtins
 import os
-from typing import Any
 
 from training.sandbox.inside import limits
 from training.sandbox.inside.values import receive, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def functions() -> None:

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -97,6 +98,8 @@ class Grader:
                 f"reward 'code' runs programs in a bubblewrap sandbox, and there is none: {reason}; "
                 "rewards.code.unsafe = true would run them without, with your rights, and record that"
             )
+        if not self.contained:
+            warnings.warn(f"reward 'code' runs programs with your rights, without a sandbox: {reason}", stacklevel=2)
         workers = self.config.workers or len(os.sched_getaffinity(0)) + 1
         self._pool = ThreadPoolExecutor(workers, "code-grader")
         self._threads = threading.local()

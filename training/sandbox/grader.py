@@ -99,7 +99,9 @@ class Grader:
                 "rewards.code.unsafe = true would run them without, with your rights, and record that"
             )
         if not self.contained:
-            warnings.warn(f"reward 'code' runs programs with your rights, without a sandbox: {reason}", stacklevel=2)
+            warnings.warn(
+                f"reward 'code' runs programs with your rights, without a sandbox: {reason}", stacklevel=2
+            )
         workers = self.config.workers or len(os.sched_getaffinity(0)) + 1
         self._pool = ThreadPoolExecutor(workers, "code-grader")
         self._threads = threading.local()
@@ -198,7 +200,7 @@ class Grader:
             server.close()
             reply = {"passed": 0, "total": 0, "reason": ""}
         if refused is not None or "error" in reply:
-            return Verdict(None, f"not graded: {refused or reply['error']}")
+            return Verdict(None, f"not graded: {reply.get('error') or refused}")
         reason = f"more than {self.config.timeout:g} s" if late else reply["reason"]
         passed, total = reply["passed"], reply["total"]
         return Verdict(self._score(passed, total) if total else 0.0, reason, passed, total)

@@ -78,7 +78,8 @@ PROGRAMS = {
     # reading
     "reads the tests": "import os, sys\ntext = ''\nfor top in set(os.listdir('/')) - {'usr', 'lib', 'lib32', 'lib64', 'dev', sys.prefix.split('/')[1]}:\n    for folder, _, files in os.walk('/' + top):\n        for file in files: text += open(f'{folder}/{file}', errors='replace').read()\ndef f(x): return 4111 if 'f(7) ==' in text else 0\nprint(f(7))",
     "/proc": "import os\ntext = ''\nfor name in os.listdir('/proc'):\n    for file in ('cmdline', 'environ', 'mem'):\n        try: text += open(f'/proc/{name}/{file}', errors='replace').read(99999)\n        except OSError: pass\ndef f(x): return 4111 if '4111' in text else 0\nif __name__ == '__main__': print(f(7))",
-    "environment": "import os\nassert not [k for k in os.environ if k not in ('PYTHONHASHSEED', 'PWD', 'LC_CTYPE')], os.environ\ndef f(x): return os.environ.get('ANSWER', 0)\nif __name__ == '__main__': print(f(7))",
+    "environment": "import os\nmore = set(os.environ) - {'PYTHONHASHSEED', 'PWD', 'LC_CTYPE'}\ndef f(x): return 4111 if more else 0\nprint(f(7))",
+    "descriptors left open": "import os\nnumber = 0\nfor fd in range(64):\n    try: number += bool(os.fstat(fd))\n    except OSError: pass\ndef f(x): return 4111 if number > 4 else 0\nprint(4111 if number > 3 else 0)",
     "home and secrets": "import os\nseen = [p for p in ('/etc/passwd', '/etc/shadow', '/root/.ssh', '/home', '/root/.bashrc', '/work', '/var', '/usr/bin/env') if os.path.exists(p)]\ndef f(x): return 4111 if seen else 0\nif __name__ == '__main__': print(f(7))",
     "its own memory": "def f(x):\n    with open('/proc/self/mem', 'rb') as file: return file.read(1)\nif __name__ == '__main__': print(f(7))",
     # other processes
@@ -89,7 +90,8 @@ PROGRAMS = {
     "subprocess": "import subprocess\nprint(subprocess.run(['/bin/sh', '-c', 'echo 4111'], capture_output=True, text=True).stdout)",
     "multiprocessing": "import multiprocessing\nmultiprocessing.Process(target=print, args=(4111,)).start()"
     + CHANGE,
-    "vfork by hand": LIBC + "def f(x): return 4111 if libc.syscall(58) >= 0 else 0\nif __name__ == '__main__': print(f(7))",
+    "vfork by hand": LIBC
+    + "def f(x): return 4111 if libc.syscall(58) >= 0 else 0\nif __name__ == '__main__': print(f(7))",
     "clone3 by hand": LIBC
     + "args = (ctypes.c_uint64 * 11)()\ndef f(x): return 4111 if libc.syscall(435, args, 88) >= 0 else 0\nif __name__ == '__main__': print(f(7))",
     "thread bomb": "import threading, time\nthreading.stack_size(32768)\nwhile True:\n    try: threading.Thread(target=time.sleep, args=(1000,)).start()\n    except RuntimeError: pass",
@@ -123,7 +125,7 @@ PROGRAMS = {
     "many files": "n = 0\nkeep = []\nwhile True: keep.append(open(f'/tmp/{len(keep)}', 'w'))",
     "a huge number": "def f(x): return 7 << 10**7\nif __name__ == '__main__': print(f(7))",
     # writing
-    "writes the system": "import sys\nfor path in ('/hostile', '/usr/lib/hostile', '/dev/hostile', '/dev/shm/hostile', '/gradeline/hostile', sys.prefix + '/lib/hostile', '/etc/hostile'):\n    try:\n        open(path, 'w').write('x')\n        raise SystemExit('wrote ' + path)\n    except OSError: pass\ndef f(x): return 0\nprint(0)",
+    "writes the system": "import sys\nwrote = []\nfor path in ('/hostile', '/usr/lib/hostile', '/dev/hostile', '/dev/shm/hostile', '/gradeline/hostile', sys.prefix + '/lib/hostile', '/etc/hostile'):\n    try: wrote.append(open(path, 'w').write('x'))\n    except OSError: pass\ndef f(x): return 4111 if wrote else 0\nprint(f(7))",
     "symlinks": "import os\nfor target in ('/etc/passwd', '/gradeline/training/sandbox/inside/runner.py', '/../../../etc'):\n    os.symlink(target, '/tmp/link')\n    try: open('/tmp/link', 'w').write('x')\n    except OSError: pass\n    os.unlink('/tmp/link')"
     + CHANGE,
     "changes the harness": "import os\nos.chmod('/gradeline/training/sandbox/inside/runner.py', 0o777)",

@@ -37,7 +37,7 @@ ROWS = [
 ]
 
 
-def settings(rows, tree, **changes):
+def settings(rows, tree, unsafe=False):
     (tree.root / "rows.json").write_text(json.dumps(rows))
     tree.params(
         threads=1,
@@ -45,7 +45,7 @@ def settings(rows, tree, **changes):
         prompt={"chat_template": "none", "completion": "```python\n{solution}\n```"},
         prepare={"sources": [{"kind": "file", "path": "rows.json", "format": "mbpp"}]},
         validate={"max_completion_tokens": 200, "min_rows": {"train": 4}},
-        rewards={"grader": "code", "code": {"workers": 2, "partial": True}},
+        rewards={"grader": "code", "code": {"workers": 2, "partial": True, "unsafe": unsafe}},
         rl={
             "reward_funcs": ["code"],
             "num_steps": 1,
@@ -53,7 +53,6 @@ def settings(rows, tree, **changes):
             "num_generations": 2,
             "max_completion_length": 8,
         },
-        **changes,
     )
 
 
@@ -99,10 +98,12 @@ def test_from_rows_of_mbpp_to_an_rl_step(with_model):
 def test_a_reference_that_fails_its_tests_does_not_pass_the_gate(with_model):
     tree = with_model
     broken = [{**row, "code": f"def add_{n}(x): return x"} if n == 5 else row for n, row in enumerate(ROWS)]
-    settings(broken, tree)
+    settings(broken, tree, unsafe=True)
     assert tree.run("prepare", prepare) == 0
     assert tree.run("validate", validate) == BAD_INPUT
     assert "column grade" in tree.outcome("validate")["message"]
+    _, run = tree.record("validate")
+    assert run.data.tags["gradeline.unsafe_code"] == "true"
 
 
 def test_a_row_that_is_not_of_the_format_is_named(with_model):

@@ -15,7 +15,7 @@ from typing import Any
 from training.config import CodeRewardConfig
 from training.sandbox.grader import Grader, Verdict
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*+)[^\n]*+\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _PYTHON = ("python", "python3", "py")
 
 

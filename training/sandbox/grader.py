@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import warnings
@@ -93,6 +94,8 @@ class Grader:
     def __post_init__(self) -> None:
         reason = why_unavailable()
         self.contained = reason is None
+        if reason is not None and sys.platform != "linux":
+            raise BadInput(f"reward 'code': {reason}; run it on Linux")
         if reason is not None and not self.config.unsafe:
             raise BadInput(
                 f"reward 'code' runs programs in a bubblewrap sandbox, and there is none: {reason}; "
@@ -192,8 +195,12 @@ class Grader:
                 if late := reply is None:
                     sandbox.kill()
                     reply = server.reply(_LAST_WORDS)
-            except (EOFError, ConnectionError):
-                return Verdict(None, f"not graded: the sandbox of the tests ended: {server.close()}")
+            except (
+                EOFError,
+                ConnectionError,
+                ValueError,
+            ) as error:  # ValueError: a program or tests too large
+                return Verdict(None, f"not graded: {error} {server.close()}".strip())
             finally:
                 refused = sandbox.refused()
         if reply is None:  # the program gave the tests something that keeps them busy

@@ -89,6 +89,15 @@ def test_broken_tests_are_no_verdict_on_the_program(grader: Grader) -> None:
 
 
 @sandboxed
+def test_a_program_too_large_to_cross_is_not_graded_and_the_next_is(grader: Grader) -> None:
+    for _ in range(3):
+        verdict = grader.grade("x = 1\n" * (2 << 20), ADD)
+        assert verdict.score is None
+        assert "may cross" in verdict.reason
+        assert grader.grade("def add(a, b): return a + b", ADD).score == 1.0
+
+
+@sandboxed
 def test_the_setup_comes_before_program_and_tests(grader: Grader) -> None:
     tests = {"setup": 'def helper(x):\n    return x + 1\n\ndef f(x):\n    """To do."""\n', "tests": "assert f(1) == helper(1)", "entry_point": "f"}  # fmt: skip
     for code in ("    return helper(x)", "def f(x): return helper(x)", "def f(x): return 2"):

@@ -42,7 +42,7 @@ def graded(tmp_path_factory) -> dict[tuple[str, str], Verdict]:
     jobs = [(name, kind) for name in PROGRAMS for kind in TESTS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
-        grader = Grader(CodeRewardConfig(timeout=3.0, partial=True, workers=4))
+        grader = Grader(CodeRewardConfig(timeout=4.0, partial=True, workers=4))
         pairs = [
             pair for name, kind in jobs for pair in ((PROGRAMS[name], TESTS[kind]), (RIGHT, TESTS[kind]))
         ]

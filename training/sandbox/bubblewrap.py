@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import py_compile
+import re
 import secrets
 import select
 import shutil
@@ -37,13 +38,16 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
 _FIRST_USER = 1 << 30
 _ERROR_BYTES = 4096
+_REAPED_WITHIN = 5.0
 
 
 class Contained:
     """A process started in a sandbox; `kill` ends it and everything in there."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ready: int, errors: IO[bytes]) -> None:
-        self._process, self._ready, self._errors = process, ready, errors
+    def __init__(
+        self, process: subprocess.Popen[bytes], ready: int, errors: IO[bytes], about: IO[bytes]
+    ) -> None:
+        self._process, self._ready, self._errors, self._about = process, ready, errors, about
 
     def wait(self, timeout: float) -> int | None:
         """The exit status (minus the signal's number, or 128 more than it), None after `timeout` seconds."""
@@ -54,9 +58,15 @@ class Contained:
             os.close(handle)
 
     def kill(self) -> None:
-        """SIGKILL; a sandbox ends with bwrap, its outermost process."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """SIGKILL of the sandbox's first process, with which all others end; bwrap then reaps it, so that no zombie is left."""
+        if self._process.poll() is None:
+            self._about.seek(0)
+            found = re.search(rb'"child-pid": (\d+)', self._about.read())
+            with contextlib.suppress(ProcessLookupError):
+                if found:
+                    os.kill(int(found[1]), signal.SIGKILL)
+            if not found or self.wait(_REAPED_WITHIN) is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> tuple[bool, str]:
@@ -64,6 +74,7 @@ class Contained:
         self.kill()
         started = os.read(self._ready, 1) == b"+"
         os.close(self._ready)
+        self._about.close()
         with self._errors as file:
             file.seek(-min(_ERROR_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
             return started, file.read(_ERROR_BYTES).decode(errors="replace").strip()
@@ -79,24 +90,24 @@ def start(
 ) -> Contained:
     """Start `role` with `seconds` of CPU time and `mebibytes` of memory; without a sandbox if not `contained`."""
     ready, announce = os.pipe()
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by Contained)
+    errors, about = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (closed by Contained)
     with tempfile.TemporaryFile() as rules:
         rules.write(filter_program(may_fork=role is runner.serve) if contained else b"")
         rules.seek(0)
         user = _FIRST_USER + secrets.randbelow(_FIRST_USER)
         command = python_command(role, announce, seconds, mebibytes, user, contained)
         process = subprocess.Popen(
-            [*sandbox_command(rules.fileno()), *command] if contained else command,
+            [*sandbox_command(rules.fileno(), about.fileno()), *command] if contained else command,
             stdin=stdin,
             stdout=stdout,
             stderr=errors,
             env={"PYTHONHASHSEED": "0"},
             cwd="/",
-            pass_fds=[announce, rules.fileno()],
+            pass_fds=[announce, rules.fileno(), about.fileno()],
             start_new_session=True,
         )
     os.close(announce)
-    return Contained(process, ready, errors)
+    return Contained(process, ready, errors, about)
 
 
 def python_command(
@@ -112,10 +123,12 @@ def python_command(
     return [os.path.realpath(sys.executable), "-P", "-s", "-S", "-B", "-c", code]
 
 
-def sandbox_command(rules: int) -> list[str]:
-    """bwrap and its options up to the command; `rules` is the file descriptor with the seccomp filter."""
+def sandbox_command(rules: int, about: int) -> list[str]:
+    """bwrap and its options up to the command; `rules` is the file descriptor with the seccomp filter, `about` the one
+    that bwrap tells its child's process id."""
     python = Path(os.path.realpath(sys.executable))
     options = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    options += ["--as-pid-1", "--info-fd", str(about)]
     options += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if os.getuid() == 0:
         options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]  # to stop being root

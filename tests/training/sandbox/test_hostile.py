@@ -50,6 +50,7 @@ def graded(tmp_path_factory) -> dict[tuple[str, str], Verdict]:
         grader.close()
     left = lambda: [p for p in psutil.Process().children(recursive=True) if p not in before]  # noqa: E731
     assert eventually(lambda: not left()), left()
+    assert not [p for p in psutil.process_iter(["name", "ppid"]) if p.info == {"name": "bwrap", "ppid": 1}]
     assert list(folder.iterdir()) == []
     assert not [path for path in WRITTEN if Path(path).exists()]
     assert {verdict.score for verdict in verdicts[1::2]} == {1.0}

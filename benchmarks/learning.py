@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from benchmarks.recipe import ROOT, machine, today
@@ -44,9 +45,9 @@ ALGORITHMS = {
 """Each algorithm and its recipe."""
 
 
-def run(name: str, seed: int) -> dict[str, Any]:
-    """Run one algorithm with one seed; its curve, its cost and what it scored on held-out problems."""
-    with claimed(ROOT, ALGORITHMS[name], [f"seed={seed}"], f"learning-{seed}") as tree:
+def run(name: str, seed: int, workspace: str) -> dict[str, Any]:
+    """Run one algorithm with one seed in a workspace; its curve, its cost and what it scored on held-out problems."""
+    with claimed(ROOT, ALGORITHMS[name], [f"seed={seed}"], workspace) as tree:
         subprocess.run(
             [*DVC, "repro", "evaluate"], cwd=tree, env=environment(), check=True, stdout=subprocess.DEVNULL
         )
@@ -175,19 +176,29 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
-    parser.add_argument("--jobs", type=int, default=1, help="seeds to run at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     arguments = parser.parse_args()
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        of_seeds = list(
-            pool.map(lambda seed: [run(name, seed) for name in arguments.algorithms], arguments.seeds)
-        )
-    runs = [of_seed[i] for i in range(len(arguments.algorithms)) for of_seed in of_seeds]
-    result = {"machine": machine(), "date": today(), "runs": runs}
-    if arguments.algorithms == list(ALGORITHMS):
-        (ROOT / "benchmarks" / "results").mkdir(exist_ok=True)
-        (ROOT / "benchmarks" / "results" / "learning.json").write_text(json.dumps(result) + "\n")
-        (ROOT / "docs" / "results.md").write_text(page(result), encoding="utf-8")
-        draw(result, ROOT / "docs" / "learning.png")
+    free: Queue[str] = Queue()
+    for number in range(arguments.jobs):
+        free.put(f"learning-{number}")
+
+    def one(name: str, seed: int) -> dict[str, Any]:
+        workspace = free.get()
+        try:
+            return run(name, seed, workspace)
+        finally:
+            free.put(workspace)
+
+    runs: list[dict[str, Any]] = []
+    for seed in arguments.seeds:  # what is measured is kept after every seed
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            runs += pool.map(one, arguments.algorithms, [seed] * len(arguments.algorithms))
+        result = {"machine": machine(), "date": today(), "runs": runs}
+        if arguments.algorithms == list(ALGORITHMS):
+            (ROOT / "benchmarks" / "results").mkdir(exist_ok=True)
+            (ROOT / "benchmarks" / "results" / "learning.json").write_text(json.dumps(result) + "\n")
+            (ROOT / "docs" / "results.md").write_text(page(result), encoding="utf-8")
+            draw(result, ROOT / "docs" / "learning.png")
     print(page(result))
 
 

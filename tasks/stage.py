@@ -160,6 +160,8 @@ def _recorded(name: str, body: Callable[[Stage], None], root: Path, params: Para
     parent, ours = parent_run(root, params)
     run = StageRun.start(root, name, params, parent, digest, attempt)
     code, message = FAILED, ""
+    if params.rewards.code.unsafe:
+        run.tag(gradeline__unsafe_code="true")
     try:
         body(Stage(name, root, params, digest, scratch, run))
         code = 0

@@ -20,3 +20,11 @@ def reference_values() -> list[Path]:
         return [Path(name).resolve(strict=True) for name in named.split(":")]
     default = _SHARED / "golden" / "rl_math.json"
     return [default] if default.is_file() else []
+
+
+def needs_sandbox() -> pytest.MarkDecorator:
+    """Skips where programs can't be run in a sandbox, and says why."""
+    from training.sandbox.bubblewrap import why_unavailable
+
+    reason = why_unavailable()
+    return pytest.mark.skipif(reason is not None, reason=f"no sandbox: {reason}")

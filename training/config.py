@@ -141,6 +141,8 @@ class SourceConfig(Section):
     """hub: which of the data set's own splits to read."""
     split: Literal["auto", "train", "validation", "test"] = "auto"
     """Where the rows go; auto divides them by a hash of the question."""
+    format: Literal["columns", "humaneval", "mbpp"] = "columns"
+    """`columns` takes the columns named below; `humaneval` and `mbpp` make a question, a program and its tests of such rows."""
     question_column: str = "question"
     """Column that holds the question."""
     answer_column: str = "answer"
@@ -302,6 +304,21 @@ class StepsConfig(Section):
     """Text that ends a step and belongs to it; the last step ends with the completion."""
 
 
+class CodeRewardConfig(Section):
+    """Settings of the `code` reward."""
+
+    timeout: PositiveReal = 10.0
+    """Seconds, of the clock and of CPU time, that a program may take for all its assertions, or for one case of input and output."""
+    memory_mb: Annotated[int, Field(ge=64)] = 512
+    """Memory that a program may take, in MiB of address space."""
+    partial: bool = False
+    """Score the share of the tests that pass, instead of 1 where all do and else 0."""
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Programs run at once; 0 means one more than there are cores."""
+    unsafe: bool = False
+    """Where no sandbox can be had, run programs without one, with your rights; recorded with the run. False refuses."""
+
+
 class RewardsConfig(Section):
     """Rules that grade completions; RL adds them up, evaluation uses the grader."""
 
@@ -311,6 +328,8 @@ class RewardsConfig(Section):
     """How `math` compares answers."""
     format: FormatRewardConfig = FormatRewardConfig()
     """What `format` asks for."""
+    code: CodeRewardConfig = CodeRewardConfig()
+    """How `code` runs programs against their tests."""
     overlong: OverlongRewardConfig = OverlongRewardConfig()
     """From which length on `overlong` punishes."""
     repetition: RepetitionRewardConfig = RepetitionRewardConfig()

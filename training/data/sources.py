@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from training.config import SourceConfig
+from training.data.code import FORMATS
 from training.data.files import Record, read_records, require_columns
 from training.errors import BadInput
 
@@ -31,10 +32,11 @@ def read_examples(source: SourceConfig, seed: int, file: Path | None = None) -> 
     `seed` makes reasoning-gym problems unless the source has its own; `file` is the local copy of a file
     source (default: its path as it stands). Raises BadInput naming the file, line or row, column and value.
     """
-    columns = {source.question_column, source.answer_column} | (
-        {source.solution_column} if source.solution_column else set()
-    )
-    ordered = sorted(columns)
+    if source.format == "columns":
+        columns = {source.question_column, source.answer_column, source.solution_column} - {None}
+    else:
+        columns = set(FORMATS[source.format].columns)
+    ordered = sorted(map(str, columns))
     if source.kind == "reasoning_gym":
         records = _reasoning_gym(source, seed, ordered)
     elif source.kind == "file":
@@ -51,6 +53,9 @@ def _examples(source: SourceConfig, records: Iterable[Record]) -> Iterator[Examp
     empty = True
     for place, record in records:
         empty = False
+        if source.format != "columns":
+            yield Example(*FORMATS[source.format].example(record, place))
+            continue
         question = _text(record, source.question_column, place)
         whole = _text(record, source.answer_column, place)
         answer = whole if pattern is None else _extract(pattern, whole, source.answer_column, place)

@@ -11,6 +11,7 @@ from training.evaluation.metrics import Graded
 from training.prompts import PromptRenderer
 from training.randomness import derive_seed
 from training.rewards import RewardSum
+from training.rewards.code import extract_program
 from training.rewards.math import extract_answer, normalize_answer
 from training.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 
@@ -58,6 +59,8 @@ class Judge:
     def __init__(self, rewards: RewardsConfig, needs_format: bool) -> None:
         self.names = list(dict.fromkeys([rewards.grader, "format"] if needs_format else [rewards.grader]))
         self._rewards = RewardSum(self.names, None, rewards)
+        self._extract = extract_program if rewards.grader == "code" else extract_answer
+        self._normalize = str.strip if rewards.grader == "code" else normalize_answer
 
     def rows(
         self, problems: Sequence[Problem], completions: Sequence[Completion], renderer: PromptRenderer
@@ -81,7 +84,7 @@ class Judge:
         rows = []
         for i, (problem, completion, text) in enumerate(zip(owners, completions, texts, strict=True)):
             scores = [parts[name][i] for name in self.names]
-            extracted = extract_answer(text)
+            extracted = self._extract(text)
             rows.append(
                 {
                     "id": problem.id,
@@ -90,7 +93,7 @@ class Judge:
                     "sample": i % each,
                     "completion": text,
                     "extracted": extracted,
-                    "vote": None if extracted is None else normalize_answer(extracted),
+                    "vote": None if extracted is None else self._normalize(extracted),
                     "graded": scores[0] is not None,
                     "correct": scores[0] == 1.0,
                     "strict": all(score == 1.0 for score in scores) and completion.finish_reason == "stop",

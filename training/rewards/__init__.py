@@ -20,6 +20,7 @@ from typing import Any
 
 from training.config import RewardsConfig
 from training.errors import BadInput
+from training.rewards.code import CodeReward
 from training.rewards.equations import EquationsReward
 from training.rewards.explained import finished
 from training.rewards.format import FormatReward
@@ -35,6 +36,7 @@ Reward = Callable[..., Any]
 
 BUILT_IN: dict[str, Callable[[RewardsConfig], Reward]] = {
     "math": lambda config: MathReward(config.math.timeout),
+    "code": lambda config: CodeReward(config.code),
     "format": lambda config: FormatReward(config.format.pattern),
     "overlong": lambda config: OverlongReward(config.overlong.max_length, config.overlong.buffer),
     "repetition": lambda config: RepetitionReward(

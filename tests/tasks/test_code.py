@@ -1,0 +1,115 @@
+"""A task graded by running programs, from a file to an RL step."""
+
+import json
+import string
+
+import pandas as pd
+import pytest
+
+from tasks.prepare import prepare
+from tasks.rl import rl
+from tasks.stage import BAD_INPUT
+from tasks.tracking import FURTHER_MODELS, output_digest
+from tasks.validate import validate
+from tests.shared import needs_sandbox
+from training.config import ModelConfig, ScratchModelConfig
+from training.models import bring_model
+from training.storage import publishing, read_json, write_json
+
+pytestmark = needs_sandbox()
+SHAPE = ScratchModelConfig(
+    alphabet=string.printable,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    max_position_embeddings=512,
+)
+ROWS = [
+    {
+        "task_id": n,
+        "prompt": f"Write a function to add {n} to a number.",
+        "code": f"import math\ndef add_{n}(x):\n    return math.floor(x) + {n}",
+        "test_imports": [],
+        "test_list": [f"assert add_{n}(1) == {n + 1}", f"assert add_{n}(2) == {n + 2}"],
+    }
+    for n in range(40)
+]
+
+
+def settings(rows, tree, unsafe=False):
+    (tree.root / "rows.json").write_text(json.dumps(rows))
+    tree.params(
+        threads=1,
+        device="cpu",
+        prompt={"chat_template": "none", "completion": "```python\n{solution}\n```"},
+        prepare={"sources": [{"kind": "file", "path": "rows.json", "format": "mbpp"}]},
+        validate={"max_completion_tokens": 200, "min_rows": {"train": 4}},
+        rewards={"grader": "code", "code": {"workers": 2, "partial": True, "unsafe": unsafe}},
+        rl={
+            "reward_funcs": ["code"],
+            "num_steps": 1,
+            "prompts_per_step": 2,
+            "num_generations": 2,
+            "max_completion_length": 8,
+        },
+    )
+
+
+@pytest.fixture
+def with_model(tree):
+    base = tree.root / "data/models/base"
+    with publishing(base) as folder:
+        write_json(
+            folder / "source.json", bring_model(ModelConfig(source="scratch", scratch=SHAPE), 1, folder)
+        )
+        write_json(folder / "metrics.json", {})
+    with publishing(tree.root / FURTHER_MODELS):
+        pass
+    start = {"model": "data/models/base", "digest": output_digest(base)}
+    nothing = {"model": None, "digest": None}
+    for name, reference in (
+        ("models/sft", start),
+        ("models/dpo", start),
+        ("models/reward", nothing),
+        ("preferences", nothing),
+    ):
+        with publishing(tree.root / "data" / name) as folder:
+            write_json(folder / "reference.json", reference)
+    return tree
+
+
+def test_from_rows_of_mbpp_to_an_rl_step(with_model):
+    tree = with_model
+    settings(ROWS, tree)
+    assert tree.run("prepare", prepare) == 0
+    train = pd.read_parquet(tree.root / "data/prepared/train.parquet")
+    assert train["prompt"][0].splitlines()[-1].startswith("assert add_")
+    assert train["completion"][0].startswith("```python\nimport math\ndef add_")
+    tests = json.loads(train["answer"][0])
+    assert (len(tests["tests"]), len(tests["entry_point"])) == (2, 1)
+    assert tree.run("validate", validate) == 0, tree.outcome("validate")
+    assert read_json(tree.root / "data/reports/validation/metrics.json")["accepted_answers"] == 1.0
+    assert tree.run("rl", rl) == 0, tree.outcome("rl")
+    [row] = [json.loads(line) for line in (tree.root / "data/models/rl/history.jsonl").open()]
+    assert row["reward"] == 0.0
+    _, run = tree.record("rl")
+    assert "gradeline.unsafe_code" not in run.data.tags
+
+
+def test_a_reference_that_fails_its_tests_does_not_pass_the_gate(with_model):
+    tree = with_model
+    broken = [{**row, "code": f"def add_{n}(x): return x"} if n == 5 else row for n, row in enumerate(ROWS)]
+    settings(broken, tree, unsafe=True)
+    assert tree.run("prepare", prepare) == 0
+    assert tree.run("validate", validate) == BAD_INPUT
+    assert "column grade" in tree.outcome("validate")["message"]
+    _, run = tree.record("validate")
+    assert run.data.tags["gradeline.unsafe_code"] == "true"
+
+
+def test_a_row_that_is_not_of_the_format_is_named(with_model):
+    tree = with_model
+    settings([ROWS[0], {**ROWS[1], "code": "def f(:"}], tree)
+    assert tree.run("prepare", prepare) == BAD_INPUT
+    assert "rows.json, row 2: not such a row as the format says" in tree.outcome("prepare")["message"]

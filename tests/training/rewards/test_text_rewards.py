@@ -68,6 +68,7 @@ def test_settings_that_make_no_sense_are_refused():
 
 def test_a_reward_that_is_not_there_names_those_that_are():
     with pytest.raises(
-        BadInput, match="accepted: math, format, overlong, repetition, language, equations, judge, model"
+        BadInput,
+        match="accepted: math, code, format, overlong, repetition, language, equations, judge, model",
     ):
         load_reward("length", RewardsConfig())

@@ -85,7 +85,7 @@ def page(result: dict[str, Any]) -> str:
         "A Llama of 0.1 M parameters names the largest of three digits (`configs/tiny.yaml`; for process supervision with its",
         "work shown, `configs/tiny-steps.yaml`). Every row is the recipe `tiny+ALGORITHM` run through the whole pipeline, with the",
         "same SFT model and 40 steps of 16 prompts x 16 completions of RL; R1-Zero has no SFT, DPO and IPO no RL. Mean over",
-        "seeds [lowest, highest] on 64 held-out problems, 16 samples each. Reward is the first and the last step's, of the",
+        f"{len({row['seed'] for row in result['runs']})} seed(s) [lowest, highest] on 64 held-out problems, 16 samples each. Reward is the first and the last step's, of the",
         "recipe's own rewards (a reward model's has no unit; DPO's and IPO's is the implicit reward's margin).",
         "",
         "| algorithm | Pass@1 before | Pass@1 | Pass@8 | Maj@8 | reward | KL, nats | tokens | models held | peak memory, MiB |",

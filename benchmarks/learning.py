@@ -149,7 +149,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     names = [name for name in ALGORITHMS if any(row["algorithm"] == name for row in result["runs"])]
-    figure, axes = plt.subplots(5, 4, figsize=(11, 11), sharex=True, squeeze=False)
+    figure, axes = plt.subplots(5, 4, figsize=(11, 12), squeeze=False)
     for axis in axes.flat[len(names) :]:
         axis.set_axis_off()
     for axis, name in zip(axes.flat, names, strict=False):

@@ -1,6 +1,7 @@
 """Symbolic equality of answers by math-verify, which can take for ever: in processes that are killed when it does.
 
-The comparisons run in a server process of their own, which holds no model, so that its pooled workers are small, and replaced in milliseconds when killed. It ends with its caller.
+The comparisons run in a server process of their own, which holds no model, so that its pooled workers are small, and
+replaced in milliseconds when killed. It ends with its caller.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ PROGRAMS = {
     "/proc": "import os\ntext = ''\nfor name in os.listdir('/proc'):\n    for file in ('cmdline', 'environ', 'mem'):\n        try: text += open(f'/proc/{name}/{file}', errors='replace').read(99999)\n        except OSError: pass\ndef f(x): return 4111 if '4111' in text else 0\nif __name__ == '__main__': print(f(7))",
     "environment": "import os\nmore = set(os.environ) - {'PYTHONHASHSEED', 'PWD', 'LC_CTYPE'}\ndef f(x): return 4111 if more else 0\nprint(f(7))",
     "descriptors left open": "import os\nnumber = 0\nfor fd in range(64):\n    try: number += bool(os.fstat(fd))\n    except OSError: pass\ndef f(x): return 4111 if number > 4 else 0\nprint(4111 if number > 3 else 0)",
-    "home and secrets": "import os\nseen = [p for p in ('/etc/passwd', '/etc/shadow', '/root/.ssh', '/home', '/root/.bashrc', '/work', '/var', '/usr/bin/env') if os.path.exists(p)]\ndef f(x): return 4111 if seen else 0\nif __name__ == '__main__': print(f(7))",
+    "home and secrets": "import os\nseen = [p for p in ('/etc/passwd', '/etc/shadow', '/root/.ssh', '/home', '/root/.bashrc', '/srv', '/var', '/usr/bin/env') if os.path.exists(p)]\ndef f(x): return 4111 if seen else 0\nif __name__ == '__main__': print(f(7))",
     "its own memory": "def f(x):\n    with open('/proc/self/mem', 'rb') as file: return file.read(1)\nif __name__ == '__main__': print(f(7))",
     # other processes
     "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",

@@ -1,0 +1,120 @@
+"""Where questions come from, and how they become text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from training.config.base import Count, Fraction, Section
+
+
+class PromptConfig(Section):
+    """How a question becomes the text that the model reads; the same in SFT, RL and evaluation."""
+
+    template: str = "{question}"
+    """User message; `{question}` stands for the row's question."""
+    system: str | None = None
+    """System message; null leaves the choice to the chat template (some add their own), "" sends none."""
+    chat_template: str | None = None
+    """Jinja chat template instead of the tokenizer's own; `none` feeds the user message as plain text."""
+    completion: str = "{solution}"
+    """Reference completion for SFT; `{question}`, `{solution}` and `{answer}` stand for the row's fields."""
+
+    @model_validator(mode="after")
+    def _needs_question(self) -> PromptConfig:
+        if "{question}" not in self.template:
+            raise ValueError(f"template {self.template!r} must contain {{question}}")
+        return self
+
+
+class SourceConfig(Section):
+    """One source of questions with known answers."""
+
+    name: str | None = None
+    """Name recorded in the `source` column; null means the kind and path or task."""
+    kind: Literal["reasoning_gym", "file", "hub"]
+    """`reasoning_gym` makes problems by rule, `file` reads JSONL, parquet or CSV, `hub` reads a hub data set."""
+    task: str | None = None
+    """reasoning_gym: name of the task, for example chain_sum."""
+    size: Count | None = None
+    """reasoning_gym: number of problems to make; file and hub: read at most this many rows."""
+    settings: dict[str, Any] = {}
+    """reasoning_gym: settings of the task, for example {min_terms: 2}."""
+    seed: int | None = None
+    """reasoning_gym: seed of the generator; null means the run's seed."""
+    path: str | None = None
+    """file: path (from the tree's root) or URL of a .jsonl, .jsonl.gz, .json, .parquet or .csv file; hub: the id owner/name."""
+    revision: str | None = None
+    """hub: commit hash or tag; required, so that a rerun reads the same rows."""
+    config: str | None = None
+    """hub: name of the data set's configuration."""
+    hub_split: str = "train"
+    """hub: which of the data set's own splits to read."""
+    split: Literal["auto", "train", "validation", "test"] = "auto"
+    """Where the rows go; auto divides them by a hash of the question."""
+    format: Literal["columns", "humaneval", "mbpp"] = "columns"
+    """`columns` takes the columns named below; `humaneval` and `mbpp` make a question, a program and its tests of such rows."""
+    question_column: str = "question"
+    """Column that holds the question."""
+    answer_column: str = "answer"
+    """Column that holds the answer or, with answer_pattern, the solution that contains it."""
+    solution_column: str | None = None
+    """Column that holds the worked solution for SFT; null means the answer column as it stands."""
+    answer_pattern: str | None = None
+    """Regular expression whose first group is the answer inside the answer column, for example `####\\s*(.+)`."""
+    solution_remove: str | None = None
+    """Regular expression removed from the solution, for example `<<[^>]*>>` for GSM8K's calculator notes; null keeps all."""
+    sha256: str | None = None
+    """file: hex digest the file must have; null takes any. A changed file alone starts no rerun, a changed digest does."""
+    license: str | None = None
+    """Licence of the data, recorded in the manifest."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> SourceConfig:
+        if self.kind == "reasoning_gym" and (self.task is None or self.size is None):
+            raise ValueError("a reasoning_gym source needs task and size")
+        if self.kind in ("file", "hub") and self.path is None:
+            raise ValueError(f"a {self.kind} source needs path")
+        if self.kind == "hub" and self.revision is None:
+            raise ValueError(
+                f"hub source {self.path!r} needs revision (a commit hash or tag), so that reruns read the same rows"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _patterns(self) -> SourceConfig:
+        for key in ("answer_pattern", "solution_remove"):
+            pattern = getattr(self, key)
+            try:
+                groups = re.compile(pattern or "").groups
+            except re.error as error:
+                raise ValueError(f"{key} {pattern!r} is not a regular expression: {error}") from None
+            if key == "answer_pattern" and pattern is not None and not groups:
+                raise ValueError(
+                    f"answer_pattern {pattern!r} has no group; put the answer's part in parentheses"
+                )
+        return self
+
+    @property
+    def label(self) -> str:
+        """Name recorded in the `source` column."""
+        return self.name or f"{self.kind}:{self.task or self.path}"
+
+
+class SplitsConfig(Section):
+    """Shares of the questions that `split: auto` sends to validation and test; the rest is train."""
+
+    validation: Fraction = 0.1
+    """Share of the questions kept for validation."""
+    test: Fraction = 0.2
+    """Share of the questions held out for evaluation."""
+
+    @model_validator(mode="after")
+    def _leaves_train(self) -> SplitsConfig:
+        if self.validation + self.test >= 1:
+            raise ValueError(
+                f"validation {self.validation} + test {self.test} leave nothing to train on; keep the sum below 1"
+            )
+        return self

@@ -1,7 +1,8 @@
 """Does every algorithm learn? `python -m benchmarks.learning` runs each on the tiny task and writes docs/results.md.
 
-Every row is a whole pipeline run in a workspace, with the same SFT model and the same number of RL samples per
-seed. Raw rows, with the machine and the date, go to benchmarks/results/learning.json, curves to docs/learning.png.
+With `--task arithmetic-smollm2` it runs the named recipes on a real model and writes docs/results-smollm2.md. Every
+row is a whole pipeline run in a workspace, with the same SFT model and the same number of RL steps per seed. Raw
+rows, with the machine and the date, go to benchmarks/results/, curves to docs/.
 """
 
 from __future__ import annotations
@@ -12,42 +13,103 @@ import statistics
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 from benchmarks.recipe import ROOT, machine, today
+from tasks.config import load_params
 from tasks.tracking import OUTPUTS, open_store, run_that_made
 from tasks.versioning import DVC, environment
-from tasks.workspaces import claimed
+from tasks.workspaces import claimed, find_recipe
 from training.storage import read_json
 
 ALGORITHMS = {
-    "GRPO": "tiny+grpo",
-    "Dr. GRPO": "tiny+dr-grpo",
-    "DAPO": "tiny+dapo",
-    "RLOO": "tiny+rloo",
-    "REINFORCE++": "tiny+reinforce-plus-plus",
-    "GSPO": "tiny+gspo",
-    "CISPO": "tiny+cispo",
-    "SAPO": "tiny+sapo",
-    "PPO": "tiny+ppo",
-    "PPO, shared trunk": "tiny+ppo-shared-trunk",
-    "R1-Zero": "tiny+r1-zero",
-    "R1": "tiny+r1",
-    "DPO": "tiny+dpo",
-    "IPO": "tiny+ipo",
-    "RLHF (PPO)": "tiny+rlhf-ppo",
-    "DeepSeekMath, outcome": "tiny+deepseekmath",
-    "DeepSeekMath, iterative": "tiny+deepseekmath-iterative",
-    "DeepSeekMath, process": "tiny-steps+deepseekmath-process",
+    "GRPO": "grpo",
+    "Dr. GRPO": "dr-grpo",
+    "DAPO": "dapo",
+    "RLOO": "rloo",
+    "REINFORCE++": "reinforce-plus-plus",
+    "GSPO": "gspo",
+    "CISPO": "cispo",
+    "SAPO": "sapo",
+    "PPO": "ppo",
+    "PPO, shared trunk": "ppo-shared-trunk",
+    "R1-Zero": "r1-zero",
+    "R1": "r1",
+    "DPO": "dpo",
+    "IPO": "ipo",
+    "RLHF (PPO)": "rlhf-ppo",
+    "DeepSeekMath, outcome": "deepseekmath",
+    "DeepSeekMath, iterative": "deepseekmath-iterative",
+    "DeepSeekMath, process": "deepseekmath-process",
 }
-"""Each algorithm and its recipe."""
+"""Each algorithm and its recipe in configs/algorithms/."""
 
 
-def run(name: str, seed: int, workspace: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Task:
+    """What the algorithms are run on, and where it is told."""
+
+    recipe: str
+    steps: str
+    """The task with its work shown, for process supervision."""
+    about: str
+    page: str
+    """Page in docs/, without its ending."""
+    curves: str
+    """Picture in docs/, without its ending."""
+    algorithms: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def command(self) -> str:
+        """What makes the page."""
+        return "python -m benchmarks.learning" + ("" if self.recipe == "tiny" else f" --task {self.recipe}")
+
+    def recipe_of(self, algorithm: str) -> str:
+        """Task and algorithm, laid over each other."""
+        name = ALGORITHMS[algorithm]
+        return f"{self.steps if name == 'deepseekmath-process' else self.recipe}+{name}"
+
+
+TASKS = {
+    "tiny": Task(
+        "tiny",
+        "tiny-steps",
+        "A Llama of 0.1 M parameters names the largest of three digits",
+        "results",
+        "learning",
+        tuple(ALGORITHMS),
+        (1, 2, 3),
+    ),
+    "arithmetic-smollm2": Task(
+        "arithmetic-smollm2",
+        "arithmetic-steps-smollm2",
+        "SmolLM2-135M-Instruct adds and subtracts digits",
+        "results-smollm2",
+        "learning-smollm2",
+        (
+            "GRPO",
+            "PPO",
+            "R1-Zero",
+            "R1",
+            "DAPO",
+            "DPO",
+            "RLHF (PPO)",
+            "DeepSeekMath, outcome",
+            "DeepSeekMath, iterative",
+            "DeepSeekMath, process",
+        ),
+        (1,),
+    ),
+}
+
+
+def run(task: Task, name: str, seed: int, workspace: str) -> dict[str, Any]:
     """Run one algorithm with one seed in a workspace; its curve, its cost and what it scored on held-out problems."""
-    with claimed(ROOT, ALGORITHMS[name], [f"seed={seed}"], workspace) as tree:
+    with claimed(ROOT, task.recipe_of(name), [f"seed={seed}"], workspace) as tree:
         subprocess.run(
             [*DVC, "repro", "evaluate"], cwd=tree, env=environment(), check=True, stdout=subprocess.DEVNULL
         )
@@ -77,15 +139,17 @@ def run(name: str, seed: int, workspace: str) -> dict[str, Any]:
     }
 
 
-def page(result: dict[str, Any]) -> str:
-    """docs/results.md from the rows."""
+def page(task: Task, result: dict[str, Any]) -> str:
+    """The page from the rows."""
+    params = load_params(find_recipe(ROOT, task.recipe))
     lines = [
-        "# What each algorithm learns on the tiny task",
+        f"# What each algorithm learns on `{task.recipe}`",
         "",
-        "A Llama of 0.1 M parameters names the largest of three digits (`configs/tiny.yaml`; for process supervision with its",
-        "work shown, `configs/tiny-steps.yaml`). Every row is the recipe `tiny+ALGORITHM` run through the whole pipeline, with the",
-        "same SFT model and 40 steps of 16 prompts x 16 completions of RL; R1-Zero has no SFT, DPO and IPO no RL. Mean over",
-        f"{len({row['seed'] for row in result['runs']})} seed(s) [lowest, highest] on 64 held-out problems, 16 samples each. Reward is the first and the last step's, of the",
+        f"{task.about} (`configs/{task.recipe}.yaml`; for process supervision with the",
+        f"work shown, `configs/{task.steps}.yaml`). Every row is the recipe `{task.recipe}+ALGORITHM` run through the whole",
+        f"pipeline, with the same SFT model and {params.rl.num_steps} steps of RL on {params.rl.prompts_per_step} prompts x {params.rl.num_generations} completions each (R1 and R1-Zero: 16); R1-Zero",
+        f"has no SFT, DPO and IPO no RL. Mean over {len({row['seed'] for row in result['runs']})} seed(s) [lowest, highest] on {params.evaluate.num_problems} held-out problems,",
+        f"{params.evaluate.num_samples} samples each. Reward is the first and the last step's, of the",
         "recipe's own rewards (a reward model's has no unit; DPO's and IPO's is the implicit reward's margin).",
         "",
         "| algorithm | Pass@1 before | Pass@1 | Pass@8 | Maj@8 | reward | KL, nats | tokens | models held | peak memory, MiB |",
@@ -132,10 +196,10 @@ def page(result: dict[str, Any]) -> str:
         "",
         verdict,
         "",
-        "![Reward by step](learning.png)",
+        f"![Reward by step]({task.curves}.png)",
         "",
-        f"Made by `python -m benchmarks.learning` on {result['date']}, {result['machine']}. Memory is the stage's whole process, most of",
-        "it the libraries'.",
+        f"Made by `{task.command}` on {result['date']}, {result['machine']}. Memory is the whole",
+        "process of the stage that learns, libraries included.",
         "",
     ]
     return "\n".join(lines)
@@ -149,7 +213,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     names = [name for name in ALGORITHMS if any(row["algorithm"] == name for row in result["runs"])]
-    figure, axes = plt.subplots(5, 4, figsize=(11, 12), squeeze=False)
+    rows = -(-len(names) // 4)
+    figure, axes = plt.subplots(rows, 4, figsize=(11, 2.4 * rows), squeeze=False)
     for axis in axes.flat[len(names) :]:
         axis.set_axis_off()
     for axis, name in zip(axes.flat, names, strict=False):
@@ -174,10 +239,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument("--task", choices=list(TASKS), default="tiny")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the task's page")
+    parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), help="default: the page's")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     arguments = parser.parse_args()
+    task = TASKS[arguments.task]
+    names = arguments.algorithms or task.algorithms
     free: Queue[str] = Queue()
     for number in range(arguments.jobs):
         free.put(f"learning-{number}")
@@ -185,21 +253,21 @@ def main() -> None:
     def one(name: str, seed: int) -> dict[str, Any]:
         workspace = free.get()
         try:
-            return run(name, seed, workspace)
+            return run(task, name, seed, workspace)
         finally:
             free.put(workspace)
 
     runs: list[dict[str, Any]] = []
-    for seed in arguments.seeds:  # what is measured is kept after every seed
+    for seed in arguments.seeds or task.seeds:  # what is measured is kept after every seed
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            runs += pool.map(one, arguments.algorithms, [seed] * len(arguments.algorithms))
+            runs += pool.map(one, names, [seed] * len(names))
         result = {"machine": machine(), "date": today(), "runs": runs}
-        if arguments.algorithms == list(ALGORITHMS):
-            (ROOT / "benchmarks" / "results").mkdir(exist_ok=True)
-            (ROOT / "benchmarks" / "results" / "learning.json").write_text(json.dumps(result) + "\n")
-            (ROOT / "docs" / "results.md").write_text(page(result), encoding="utf-8")
-            draw(result, ROOT / "docs" / "learning.png")
-    print(page(result))
+        if tuple(names) == task.algorithms:
+            raw = ROOT / "benchmarks" / "results" / f"{task.curves}.json"
+            raw.write_text(json.dumps(result) + "\n")
+            (ROOT / "docs" / f"{task.page}.md").write_text(page(task, result), encoding="utf-8")
+            draw(result, ROOT / "docs" / f"{task.curves}.png")
+    print(page(task, result))
 
 
 if __name__ == "__main__":

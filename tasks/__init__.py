@@ -1,4 +1,4 @@
-"""Stages: one module each, run as `python -m tasks.<stage>` by DVC, the flow and the command line alike.
+"""Stages: one module each, run as `python -m tasks STAGE` by DVC, the flow and the command line alike.
 
 Importing this package sets defaults for the libraries, unless the environment says otherwise: telemetry off,
 no pickles from MLflow, no progress bars that a log can't show.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.roles import held
-from tasks.stage import Stage, resolve_model, run_stage
+from tasks.stage import Stage, resolve_model
 from training.batches import Tree
 from training.checkpoint import history_text
 from training.dpo import evaluate_dpo, train_dpo, usable_pairs
@@ -21,8 +21,6 @@ def dpo(stage: Stage) -> None:
     The metrics hold the loss, accuracy and margin of the implicit reward on the pairs of validation.parquet.
     """
     config, params = stage.params.dpo, stage.params
-    if not config.enabled:
-        return stage.disable("sft")
     device = pick_device(params.device)
     check_quantization(config.lora, "dpo.lora", device)
     set_threads(params.threads)
@@ -78,7 +76,3 @@ def _read_pairs(stage: Stage, renderer: PromptRenderer, split: str) -> list[Tree
         shown = f"chosen:\n{prompt}{pairs[0].chosen}\n\nrejected:\n{prompt}{pairs[0].rejected}"
         stage.run.text(shown, "rendered_prompt.txt")
     return [pair.tree(renderer) for pair in pairs]
-
-
-if __name__ == "__main__":
-    run_stage("dpo", dpo)

@@ -26,7 +26,7 @@ import torch
 
 import training
 from tasks.config import Params
-from tasks.stage import Stage, is_disabled, resolve_model, run_stage
+from tasks.stage import Stage, is_disabled, resolve_model
 from tasks.tracking import output_digest
 from tasks.tree import state
 from training.errors import BadInput
@@ -329,7 +329,3 @@ def _module_digest(rule: str) -> str:
     spec = importlib.util.find_spec(rule.partition(":")[0])
     origin = spec.origin if spec else None
     return _sha256(Path(origin).read_text("utf-8") if origin and Path(origin).is_file() else None)
-
-
-if __name__ == "__main__":
-    run_stage("evaluate", evaluate)

@@ -5,7 +5,7 @@ Each is safetensors + tokenizer, with a note of where it came from.
 
 from __future__ import annotations
 
-from tasks.stage import Stage, run_stage
+from tasks.stage import Stage
 from tasks.tracking import FURTHER_MODELS
 from training.models import bring_checkpoint, bring_model
 from training.storage import publishing, write_json, write_manifest
@@ -32,7 +32,3 @@ def model(stage: Stage) -> None:
         f"model: {origin['source']} ({origin['revision']}) is in {stage.output.relative_to(stage.root)}",
         flush=True,
     )
-
-
-if __name__ == "__main__":
-    run_stage("model", model)

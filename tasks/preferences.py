@@ -7,7 +7,7 @@ from collections import Counter
 import pandas as pd
 
 from tasks.prepare import checked_digest, local_file
-from tasks.stage import Stage, resolve_model, run_stage
+from tasks.stage import Stage, resolve_model
 from training.errors import BadInput
 from training.models import (
     context_length,
@@ -34,8 +34,6 @@ from training.storage import write_json
 def preferences(stage: Stage) -> None:
     """Publish train.parquet and validation.parquet; counts.json says where the pairs come from."""
     config = stage.params.preferences
-    if not config.enabled:
-        return stage.disable()
     pairs, counts = from_file(stage) if config.source == "file" else from_rollouts(stage)
     splits = divide_pairs(pairs, config.validation)
     counts["duplicates"] = len(pairs) - sum(map(len, splits.values()))
@@ -94,7 +92,3 @@ def from_rollouts(stage: Stage) -> tuple[list[Pair], Counter[str]]:
     engine = NativeEngine(model, end_token_ids(model, tokenizer), config.batch_size)
     grader = RewardSum([params.rewards.grader], None, params.rewards)
     return pairs_from_rollouts(rows, engine, renderer, grader, config, params.seed, stage.run)
-
-
-if __name__ == "__main__":
-    run_stage("preferences", preferences)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.stage import Stage, run_stage
+from tasks.stage import Stage
 from tasks.tree import home
 from training.config import SourceConfig
 from training.data.files import download, is_url
@@ -108,7 +108,3 @@ def _counts(
             for index, source in enumerate(sources)
         ],
     }
-
-
-if __name__ == "__main__":
-    run_stage("prepare", prepare)

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tasks.config import ReportConfig
 from tasks.plots import REWARD_COLOR, STYLES, plot_at_k, plot_calibration, plot_steps
-from tasks.stage import Stage, is_disabled, run_stage
+from tasks.stage import Stage, is_disabled
 from tasks.tracking import OUTPUTS
 from training.storage import read_json, write_text
 
@@ -293,7 +293,3 @@ def _figure(path: Path, text: str) -> dict[str, str]:
 def _with_interval(estimate: dict[str, float], metric: str) -> str:
     value, low, high = (figure(estimate[part], metric) for part in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
-
-
-if __name__ == "__main__":
-    run_stage("report", report)

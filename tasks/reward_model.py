@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.plots import plot_calibration
-from tasks.stage import Stage, resolve_model, run_stage
+from tasks.stage import Stage, resolve_model
 from training.checkpoint import history_text
 from training.errors import BadInput
 from training.models import load_tokenizer, new_reward_model, pick_device, set_threads
@@ -24,8 +24,6 @@ from training.storage import write_json
 def reward_model(stage: Stage) -> None:
     """Train on data/preferences/train.parquet; publish the model, its history and its calibration."""
     config, seed = stage.params.reward_model, stage.params.seed
-    if not config.enabled:
-        return stage.disable()
     device = pick_device(stage.params.device)
     check_quantization(config.lora, "reward_model.lora", device)
     set_threads(stage.params.threads)
@@ -82,7 +80,3 @@ def reward_model(stage: Stage) -> None:
         f"calibration error {metrics['eval_calibration_error']:.3f}",
         flush=True,
     )
-
-
-if __name__ == "__main__":
-    run_stage("reward_model", reward_model)

@@ -6,7 +6,7 @@ import pandas as pd
 import transformers
 
 from tasks.roles import READ_THE_POLICYS_IDS, check_reading, checkpoints, held
-from tasks.stage import Stage, run_stage
+from tasks.stage import Stage
 from training.checkpoint import history_text
 from training.critic import Critic
 from training.experience import Problem
@@ -34,8 +34,6 @@ from training.rollout.native import NativeEngine
 def rl(stage: Stage) -> None:
     """Train on data/prepared/train.parquet and publish the policy with its history."""
     config, params = stage.params.rl, stage.params
-    if not config.enabled:
-        return stage.disable("dpo")
     device = pick_device(params.device)
     check_quantization(config.lora, "rl.lora", device)
     check_quantization(config.critic_lora, "rl.critic_lora", device)
@@ -133,7 +131,3 @@ def reward_learner(
         stage.run.input(file, "preferences", "training")
     grader = RewardSum([params.rewards.grader], None, params.rewards)
     return RewardLearner(model, renderer, grader, pairs, params.rl, params.reward_model, seed=params.seed)
-
-
-if __name__ == "__main__":
-    run_stage("rl", rl)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from tasks.stage import Stage, run_stage
+from tasks.stage import Stage
 from training.batches import Tree
 from training.checkpoint import history_text
 from training.models import load_model, load_tokenizer, pick_device, set_threads
@@ -17,8 +17,6 @@ from training.sft import train_sft, usable_examples
 def sft(stage: Stage) -> None:
     """Train on data/prepared/train.parquet and publish the model with its history."""
     config = stage.params.sft
-    if not config.enabled:
-        return stage.disable("model")
     device = pick_device(stage.params.device)
     check_quantization(config.lora, "sft.lora", device)
     set_threads(stage.params.threads)
@@ -51,7 +49,3 @@ def sft(stage: Stage) -> None:
     with stage.publish(metrics) as folder:
         policy.save(folder, base, tokenizer)
         (folder / "history.jsonl").write_text(history_text(history))
-
-
-if __name__ == "__main__":
-    run_stage("sft", sft)

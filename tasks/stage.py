@@ -1,14 +1,11 @@
 """What every stage does around its work: lock, MLflow run, scratch folder, publication, failure record.
 
-A stage module is a function and a main:
+A stage's module, `tasks/<stage>.py`, has a function of its name, which is called when the stage is switched on:
 
     def sft(stage: Stage) -> None: ...
 
-    if __name__ == "__main__":
-        run_stage("sft", sft)
-
-The function trains in `stage.scratch` (kept after a crash, found again by the digest of everything that goes
-in) and publishes once, through `stage.publish()`.
+It trains in `stage.scratch` (kept after a crash, found again by the digest of everything that goes in) and
+publishes once, through `stage.publish()`.
 """
 
 from __future__ import annotations
@@ -34,6 +31,8 @@ from training.adapters import unchanged, whole_model
 from training.errors import BadInput
 from training.storage import MANIFEST, digest_of, publishing, write_json
 
+OPTIONAL = {"sft": "model", "preferences": None, "dpo": "sft", "reward_model": None, "rl": "dpo"}
+"""Stages that can be switched off, and the stage whose model then stands for theirs."""
 METRICS = "metrics.json"
 REFERENCE = "reference.json"
 
@@ -132,7 +131,10 @@ def stage_digest(root: Path, name: str, params: Params) -> str:
 
 
 def run_stage(name: str, body: Callable[[Stage], None]) -> None:
-    """Run `body` as stage `name` in the working directory's tree and exit with a code that says how it went."""
+    """Run `body`, if the stage is switched on, as stage `name` in the working directory's tree.
+
+    Exits with a code that says how it went.
+    """
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(_run(name, body))
 
@@ -163,7 +165,11 @@ def _recorded(name: str, body: Callable[[Stage], None], root: Path, params: Para
     if params.rewards.code.unsafe:
         run.tag(gradeline__unsafe_code="true")
     try:
-        body(Stage(name, root, params, digest, scratch, run))
+        stage = Stage(name, root, params, digest, scratch, run)
+        if not getattr(params.section(name), "enabled", True):
+            stage.disable(OPTIONAL[name])
+        else:
+            body(stage)
         code = 0
     except (BadInput, TreeBusy) as error:
         code, message = BAD_INPUT, str(error)

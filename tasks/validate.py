@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from tasks.config import Params
 from tasks.expectations import check
 from tasks.roles import check_further_models
-from tasks.stage import Stage, run_stage
+from tasks.stage import Stage
 from tasks.tracking import output_digest
 from training.data.splits import SPLITS
 from training.data.table import COLUMNS
@@ -153,7 +153,3 @@ def _metrics(frames: dict[str, pd.DataFrame]) -> dict[str, float]:
         "max_completion_tokens": float(every["completion_tokens"].max()),
         "accepted_answers": float((every["grade"] == "right").mean()),
     }
-
-
-if __name__ == "__main__":
-    run_stage("validate", validate)

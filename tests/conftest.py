@@ -26,13 +26,20 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose pipeline was run by `dvc repro` alone; copy it, don't change it."""
+    """A project whose pipeline was run by `dvc repro` alone, one for all test workers; copy it, don't change it."""
+    from tasks.tree import locked
     from tests.project import dvc, git, make_project
 
-    root = make_project(tmp_path_factory.mktemp("finished") / "project")
-    dvc(root, "repro")
-    git(root, "add", "dvc.lock")
-    git(root, "commit", "--quiet", "--message", "Run the pipeline")
+    temporary = tmp_path_factory.getbasetemp()
+    shared = temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary
+    root, done = shared / "finished" / "project", shared / "finished" / "done"
+    with locked(shared / "finished.lock", "making the finished project", wait=600):
+        if not done.exists():
+            make_project(root)
+            dvc(root, "repro")
+            git(root, "add", "dvc.lock")
+            git(root, "commit", "--quiet", "--message", "Run the pipeline")
+            done.touch()
     return root
 
 

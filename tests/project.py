@@ -41,13 +41,13 @@ STAGE = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 
-from tasks.stage import Stage, run_stage
+from tasks.stage import Stage
 from training.errors import BadInput
 
 READS = {reads!r}
 
 
-def body(stage: Stage) -> None:
+def {name}(stage: Stage) -> None:
     file = Path(".gradeline/behaviour.json")
     behaviour = json.loads(file.read_text()).get("{name}", "") if file.is_file() else ""
     print("{name} says hello", flush=True)
@@ -63,16 +63,10 @@ def body(stage: Stage) -> None:
         print("{name} stays", flush=True)
         time.sleep(600)
     section = stage.params.section("{name}")
-    if not getattr(section, "enabled", True):
-        return stage.disable({{"sft": "model", "dpo": "sft", "rl": "dpo"}}.get("{name}"))
     stage.run.progress(1, 2, reward=0.5)
     with stage.publish({{"score": float(len(READS))}}) as folder:
         (folder / "text").write_text(section.model_dump_json())
         (folder / "table.md").write_text("| model | pass@1 |\\n|---|---|\\n| base | 0.1 |\\n| rl | 0.9 |\\n")
-
-
-if __name__ == "__main__":
-    run_stage("{name}", body)
 """
 
 
@@ -88,7 +82,7 @@ def make_project(root: Path) -> Path:
     for name, reads in READS.items():
         (root / "tasks" / f"{name}.py").write_text(STAGE.format(name=name, reads=reads))
         stages[name] = {
-            "cmd": f"python -m tasks.{name}",
+            "cmd": f"python -m tasks {name}",
             "deps": [f"tasks/{name}.py", *(OUTPUTS[read] for read in reads)],
             "params": ["seed", name],
             "outs": [OUTPUTS[name]],

@@ -56,6 +56,15 @@ def test_the_command_line_starts_without_anything_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_stage_that_learns_nothing_starts_without_torch() -> None:
+    """A stage that is switched off needs `tasks.stage` alone."""
+    code = "import sys, tasks.stage, tasks.prepare, tasks.report; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
 def test_a_stage_starts_without_what_only_a_switched_on_one_needs() -> None:
     """These take seconds to import; `transformers`, imported as a module, loads its parts when they are used."""
     heavy = ["transformers.modeling_utils", "peft", "great_expectations"]

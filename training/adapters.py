@@ -9,14 +9,15 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
-from typing import Any
-
-import torch
-import transformers
-from safetensors.torch import save_file
+from typing import TYPE_CHECKING, Any
 
 from training.errors import BadInput
 from training.storage import MANIFEST, read_json, sha256_file, write_json
+
+if (
+    TYPE_CHECKING
+):  # torch and its like take seconds, and a stage that is switched off only asks what a folder holds
+    import transformers
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -60,6 +61,7 @@ def whole_model(folder: Path) -> Path:
 def save_adapter(peft: Any, folder: Path) -> None:
     """Write a peft model's adapter, with what else it trains, so that equal weights give equal bytes."""
     from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
 
     config = copy.copy(peft.peft_config["default"])
     config.target_modules = sorted(
@@ -85,6 +87,7 @@ def attach(model: transformers.PreTrainedModel, folder: Path) -> transformers.Pr
     The head that a reward model's adapter carries takes the place of the model's own; a policy's adapter fits any
     head. Raises BadInput when the adapter does not fit the model.
     """
+    import torch
     from peft import LoraConfig, PeftModel
 
     config = LoraConfig.from_pretrained(str(folder))

@@ -101,9 +101,8 @@ def test_dapo(clone, run):
     assert {"rewards/overlong/mean", "dynamic_sampling/rounds"} <= set(rl_history(tree)[0])
 
 
-@pytest.mark.parametrize("name", ["dpo", "ipo"])
-def test_dpo(clone, run, name):
-    tree = run(f"tiny+{name}")
+def test_dpo(clone, run):
+    tree = run("tiny+dpo")
     assert enabled(clone) == {"sft", "preferences", "dpo"}
     assert read_json(tree / OUTPUTS["rl"] / "reference.json")["model"] == "data/models/dpo"
     assert scores(tree)["rl/pass_at_1"] == scores(tree)["dpo/pass_at_1"]

@@ -173,7 +173,7 @@ def test_a_stage_past_its_time_is_ended(tree: Path) -> None:
     ):
         finetune()
     assert parent_of(tree).info.status == "FAILED"
-    assert [one for one in processes_in(tree) if "tasks.rl" in one] == []
+    assert [one for one in processes_in(tree) if "tasks rl" in one] == []
 
 
 def test_only_runs_one_stage_and_from_forces_all_that_depend_on_it(tree: Path) -> None:

@@ -44,9 +44,6 @@ class SmallStage(SimpleNamespace):
     def folder(self, stage):
         return self.root / stage
 
-    def disable(self, stands_for):
-        self.stands_for = stands_for
-
     @contextmanager
     def publish(self, metrics):
         self.metrics = metrics
@@ -106,13 +103,6 @@ def test_it_publishes_a_model_that_prefers_the_chosen_completions(stage, lora):
         "validation": ("validation.parquet", "evaluation"),
     }
     assert stage.run.texts["rendered_prompt.txt"] == "chosen:\n0+0=yes\n\nrejected:\n0+0=no"
-
-
-def test_switched_off_it_stands_for_the_sft_model(stage):
-    stage.params.dpo = DPOConfig()
-    dpo(stage)
-    assert stage.stands_for == "sft"
-    assert not stage.output.exists()
 
 
 def test_without_validation_pairs_the_metrics_say_so(stage):

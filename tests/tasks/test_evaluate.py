@@ -99,7 +99,7 @@ def test_a_killed_evaluation_goes_on_where_it_was_and_ends_with_the_same_bytes(e
     evaluated.set(evaluate__temperature=1.3, evaluate__batch_size=4, evaluate__num_problems=8)
     known = chunks(evaluated)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.evaluate"], start_new_session=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "tasks", "evaluate"], start_new_session=True, stdout=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
     while not set(chunks(evaluated)) - set(known) and process.poll() is None and time.monotonic() < deadline:

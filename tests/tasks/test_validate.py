@@ -260,7 +260,7 @@ def test_stage_publishes_equal_bytes_in_any_process(ready):
     first = output_digest(output)
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     subprocess.run(
-        [sys.executable, "-m", "tasks.validate"], cwd=ready.root, env=environment, check=True, timeout=120
+        [sys.executable, "-m", "tasks", "validate"], cwd=ready.root, env=environment, check=True, timeout=120
     )
     assert output_digest(output) == first
 

@@ -14,11 +14,14 @@ import numpy as np
 import torch
 import transformers
 
+from training.rollout.cache import roomy_cache
 from training.rollout.protocol import Completion, Request, Sampling
 
 # The argument's new name is unknown to the transformers that vLLM's releases are pinned to.
 warnings.filterwarnings("ignore", message="`past_key_values` is deprecated", category=FutureWarning)
 
+BLOCK = 256
+"""Entries of the vocabulary that are summed together when a token is drawn."""
 COMPACT_AT = 0.25
 """Share of finished rows at which the batch is cut down to the running ones."""
 
@@ -113,7 +116,7 @@ class NativeEngine:
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-        cache = transformers.DynamicCache(config=self.model.config)
+        cache = roomy_cache(self.model.config)
         output = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -131,18 +134,41 @@ def sample(
 
     The log-probability is that of the tempered full distribution, also under top_p.
     """
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
-    logprobs = torch.log_softmax(scaled, -1)
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if sampling.temperature != 1:
+        scaled = scaled / sampling.temperature
+    peak = scaled.amax(-1, keepdim=True)
+    size = scaled.shape[-1]
+    weights = scaled.new_zeros(len(scaled), -(-size // BLOCK) * BLOCK)
+    torch.exp(scaled - peak, out=weights[:, :size])
+    sums = weights.view(len(weights), -1, BLOCK).sum(-1, dtype=torch.float64)
+    total = sums.sum(-1, keepdim=True)
     if sampling.greedy:
-        token = logprobs.argmax(-1)
+        token = scaled.argmax(-1)
     else:
-        probs = logprobs.exp()
         if sampling.top_p < 1:
-            probs = _nucleus(probs, sampling.top_p)
-        cumulative = probs.cumsum(-1, dtype=torch.float64)
-        point = uniforms[:, None] * cumulative[:, -1:]
-        token = torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
-    return token, logprobs.gather(-1, token[:, None]).squeeze(-1)
+            weights[:, :size] = _nucleus(weights[:, :size] / total.to(weights.dtype), sampling.top_p)
+            sums = weights.view(len(weights), -1, BLOCK).sum(-1, dtype=torch.float64)
+        token = _invert(weights.view(len(weights), -1, BLOCK), sums, uniforms).clamp(max=size - 1)
+    chosen = (scaled - peak).gather(-1, token[:, None]) - total.log().to(scaled.dtype)
+    return token, chosen.squeeze(-1)
+
+
+def _invert(blocks: torch.Tensor, sums: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Index [B] at which weights [B, N, BLOCK], summed from the first on, pass the share `uniforms` [B] of their sum.
+
+    First among the blocks' sums [B, N], then within one block, so that the vocabulary is read once.
+    """
+    ends = sums.cumsum(-1)
+    point = uniforms[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, point, right=True).clamp(max=ends.shape[-1] - 1)
+    before = ends.gather(-1, block) - sums.gather(-1, block)
+    rows = torch.arange(len(blocks), device=blocks.device)
+    within = blocks[rows, block.squeeze(-1)].cumsum(-1, dtype=torch.float64)
+    offset = torch.searchsorted(within, (point - before).clamp(min=0), right=True)
+    # rounding may put the point behind the block's last weight
+    last = torch.searchsorted(within, within[:, -1:].contiguous())
+    return (block * BLOCK + torch.minimum(offset, last)).squeeze(-1)
 
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:

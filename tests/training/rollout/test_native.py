@@ -1,9 +1,11 @@
 import pytest
 import torch
+import transformers
 
 from training.batches import Tree, lay_out
 from training.logprobs import token_logprobs
-from training.rollout.native import NativeEngine, sample
+from training.rollout.cache import ROOM, RoomyLayer, roomy_cache
+from training.rollout.native import BLOCK, NativeEngine, sample
 from training.rollout.protocol import Request, Sampling
 
 PROMPTS = [(3, 4, 5), (6,), (7, 8, 9, 10, 11)]
@@ -71,6 +73,47 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, support):
     uniforms = torch.linspace(0, 1, 5_000, dtype=torch.float64) * 0.999999
     tokens, _ = sample(logits, uniforms, Sampling(1.0, 1, top_p=top_p))
     assert set(tokens.tolist()) == support
+
+
+def test_a_draw_in_blocks_is_the_plain_inversion_of_the_distribution():
+    """Vocabularies that fill their last block and that don't, flat and peaked, against one cumulative sum."""
+    for size, scale in ((5, 1.0), (BLOCK, 3.0), (BLOCK + 1, 8.0), (3 * BLOCK - 7, 0.1)):
+        logits = scale * torch.randn(
+            64, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64
+        )
+        uniforms = torch.linspace(0, 1 - 2**-53, 64, dtype=torch.float64)
+        plain = torch.softmax(logits / 0.7, -1).cumsum(-1)
+        expected = torch.searchsorted(plain, uniforms[:, None], right=True).squeeze(-1).clamp(max=size - 1)
+        tokens, logprobs = sample(logits, uniforms, Sampling(0.7, 1))
+        assert tokens.tolist() == expected.tolist()
+        wanted = torch.log_softmax(logits / 0.7, -1).gather(-1, tokens[:, None]).squeeze(-1)
+        torch.testing.assert_close(logprobs, wanted, rtol=0, atol=1e-12)
+
+
+def test_a_token_without_probability_is_never_drawn():
+    logits = torch.full((3, 2 * BLOCK), -torch.inf)
+    logits[:, 7] = 0.0
+    tokens, _ = sample(logits, torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64), Sampling(1.0, 1))
+    assert tokens.tolist() == [7, 7, 7]
+
+
+def test_a_cache_with_room_holds_what_transformers_own_holds(model):
+    """Through growth beyond the room, selections of rows, and a chunk of several tokens at once."""
+    roomy, plain = roomy_cache(model.config), transformers.DynamicCache(config=model.config)
+    assert {type(layer) for layer in roomy.layers} == {RoomyLayer}
+    draw = torch.Generator().manual_seed(1)
+    rows = 5
+    for step, tokens in enumerate([9, *[1] * ROOM, 3, 1, 1]):
+        keys, values = torch.randn(2, rows, 2, tokens, 4, generator=draw)
+        for layer in range(len(plain.layers)):
+            ours, theirs = (cache.update(keys, values, layer) for cache in (roomy, plain))
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        if step in (2, ROOM):
+            kept = torch.tensor([0, 2, 3][: rows - 1])
+            roomy.batch_select_indices(kept)
+            plain.batch_select_indices(kept)
+            rows = len(kept)
+    assert roomy.get_seq_length() == plain.get_seq_length()
 
 
 def test_weights_are_taken_over(model):

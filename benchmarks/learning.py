@@ -1,5 +1,7 @@
 """Does every algorithm learn? `python -m benchmarks.learning` runs each on the tiny task and writes docs/results.md.
 
+With `--algorithms` or `--seeds` it measures those again, or more of them, and keeps the other rows.
+
 With `--task arithmetic-smollm2` it runs the named recipes on a real model and writes docs/results-smollm2.md. Every
 row is a whole pipeline run in a workspace, with the same SFT model and the same number of RL steps per seed. Raw
 rows, with the machine and the date, go to benchmarks/results/, curves to docs/.
@@ -205,6 +207,13 @@ def page(task: Task, result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def merged(before: list[dict[str, Any]], new: list[dict[str, Any]]) -> dict[str, Any]:
+    """All rows that were measured; of an algorithm and seed measured again, the new one."""
+    again = {(row["algorithm"], row["seed"]) for row in new}
+    kept = [row for row in before if (row["algorithm"], row["seed"]) not in again]
+    return {"machine": machine(), "date": today(), "runs": kept + new}
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
     """Reward by step, mean over seeds, one small plot an algorithm."""
     import matplotlib
@@ -257,16 +266,14 @@ def main() -> None:
         finally:
             free.put(workspace)
 
-    runs: list[dict[str, Any]] = []
+    raw = ROOT / "benchmarks" / "results" / f"{task.curves}.json"
     for seed in arguments.seeds or task.seeds:  # what is measured is kept after every seed
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            runs += pool.map(one, names, [seed] * len(names))
-        result = {"machine": machine(), "date": today(), "runs": runs}
-        if tuple(names) == task.algorithms:
-            raw = ROOT / "benchmarks" / "results" / f"{task.curves}.json"
-            raw.write_text(json.dumps(result) + "\n")
-            (ROOT / "docs" / f"{task.page}.md").write_text(page(task, result), encoding="utf-8")
-            draw(result, ROOT / "docs" / f"{task.curves}.png")
+            new = list(pool.map(one, names, [seed] * len(names)))
+        result = merged(json.loads(raw.read_text())["runs"] if raw.is_file() else [], new)
+        raw.write_text(json.dumps(result) + "\n")
+        (ROOT / "docs" / f"{task.page}.md").write_text(page(task, result), encoding="utf-8")
+        draw(result, ROOT / "docs" / f"{task.curves}.png")
     print(page(task, result))
 
 

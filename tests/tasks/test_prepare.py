@@ -129,7 +129,7 @@ def test_workspace_finds_the_files_of_its_home(tree, monkeypatch):
         ([{"kind": "file", "path": "empty.csv"}], ["empty.csv: the file is empty"]),
         ([{"kind": "file", "path": "bad.jsonl"}], ["bad.jsonl, line 2: not valid JSON"]),
         (
-            [{"kind": "file", "path": "a.jsonl", "answer_column": "key"}],
+            [{"kind": "file", "path": "a.jsonl", "columns": {"answer": "key"}}],
             ["a.jsonl, line 1: no column 'key'; it has 'question', 'answer'"],
         ),
         ([{"kind": "file", "path": "a.jsonl", "sha256": "00"}], ["a.jsonl: its sha256 is", "says 00"]),

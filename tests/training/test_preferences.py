@@ -6,12 +6,14 @@ import pytest
 from tests.shared import SHARED
 from training.batches import Tree
 from training.config import PreferencesConfig, PromptConfig, RewardsConfig
+from training.data.files import read_records
 from training.errors import BadInput
 from training.preferences import (
     Pair,
     divide_pairs,
-    pairs_from_file,
+    pair_columns,
     pairs_from_rollouts,
+    read_choices,
     read_pairs,
     write_pairs,
 )
@@ -27,7 +29,12 @@ TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor 
 def from_rows(tmp_path, *rows, **settings):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return pairs_from_file(path, PreferencesConfig(source="file", path=path.name, **settings))
+    return from_file(path, path.name, **settings)
+
+
+def from_file(path, name, **settings):
+    config = PreferencesConfig(source="file", path=name, **settings)
+    return read_choices(read_records(path, pair_columns(config), name), config)
 
 
 def said(role, content):
@@ -53,7 +60,7 @@ def test_texts_messages_and_whole_conversations_mean_the_same(tmp_path):
         {"prompt": "2+2?", "chosen": "4", "rejected": "4"},
     )
     assert pairs == [Pair("2+2?", "4", "5")] * 4
-    assert counts == {"rows": 5, "equal": 1}
+    assert counts == {"rows": 5, "equal": 1, "bad_rows": 0}
 
 
 def test_earlier_messages_are_the_context_and_a_margin_is_read(tmp_path):
@@ -119,10 +126,8 @@ def test_a_file_source_needs_a_path():
 
 @pytest.mark.skipif(not DEMO.is_file(), reason=f"no preference data at {DEMO}")
 def test_peoples_choices_in_sharegpt_form_are_read_whole(tmp_path):
-    pairs, counts = pairs_from_file(
-        DEMO, PreferencesConfig(source="file", path=str(DEMO), prompt_column="conversations")
-    )
-    assert counts == {"rows": 300, "equal": 0}
+    pairs, counts = from_file(DEMO, str(DEMO), prompt_column="conversations")
+    assert counts == {"rows": 300, "equal": 0, "bad_rows": 0}
     assert len(pairs) == 300
     first = json.loads(DEMO.read_text())[0]
     assert pairs[0].prompt == first["conversations"][-1]["value"]

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from training.config import SourceConfig, SplitsConfig
-from training.data.sources import Example
+from training.data.chats import Message
+from training.data.formats import Example
 from training.errors import BadInput
 
 SPLITS = ("train", "validation", "test")
@@ -26,8 +27,11 @@ class Row(NamedTuple):
     split: str
     source: int
     question: str
-    solution: str
-    answer: str
+    solution: str | None
+    answer: str | None
+    level: str | None = None
+    subject: str | None = None
+    context: tuple[Message, ...] = ()
 
 
 @dataclass
@@ -71,15 +75,22 @@ def divide(sources: Sequence[tuple[SourceConfig, Iterable[Example]]], shares: Sp
     """Give every distinct question one split.
 
     Sources with a split of their own come first, so a question that an `auto` source repeats stays where they
-    put it; otherwise the first of several equal questions is kept. Raises BadInput when two sources put one
-    question into different splits, and when an `auto` split with a share gets no row.
+    put it; otherwise the first of several equal questions is kept. Two conversations are the same question when
+    all that was said before is the same too. Raises BadInput when two sources put one question into different splits,
+    when an `auto` split with a share gets no row, and for rows without an answer outside of train.
     """
     division = Division()
     overlaps: list[tuple[Row, str, int]] = []
     for index in sorted(range(len(sources)), key=lambda i: sources[i][0].split == "auto"):
         config, examples = sources[index]
         for example in examples:
-            key = question_key(example.question)
+            if example.answer is None and config.split != "train":
+                raise BadInput(
+                    f"prepare.sources.{index} ({config.label}): the question {example.question[:80]!r} has no answer to grade, so "
+                    "it can't be tested on; give the source `split: train`, or name the column of the answer "
+                    "(columns: {answer: …})"
+                )
+            key = question_key("\n".join([*(m["content"] for m in example.context), example.question]))
             first = division.rows.get(key)
             if first is None:
                 split = split_of(key, shares) if config.split == "auto" else config.split

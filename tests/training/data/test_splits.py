@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.config import SourceConfig, SplitsConfig
-from training.data.sources import Example
+from training.data.formats import Example
 from training.data.splits import SPLITS, divide, question_key, split_of
 from training.errors import BadInput
 

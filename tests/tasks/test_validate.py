@@ -96,9 +96,7 @@ def test_rows_without_completion_or_answer_are_not_graded(tmp_path):
     frames["test"].loc[0, "prompt"] = "12 + 5"
     frames["test"]["context"] = [[{"role": "user", "content": "?"}]] + [None] * 4
     settings = params(prompt={"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"})
-    assert examine(frames, settings, tmp_path) == [
-        failure for failure in examine(frames, settings, tmp_path) if "column grade" in failure
-    ]
+    assert examine(frames, settings, tmp_path) == []
     assert frames["train"]["grade"].isna().tolist() == [True, True] + [False] * 18
     assert frames["train"]["completion_tokens"][0] == 1
     assert frames["test"]["prompt_tokens"][0] == 7

@@ -91,6 +91,8 @@ def problems(
         raise BadInput(
             f"unknown; did you mean {close!r}? It knows {len(DATASETS)} tasks, reasoning_gym.factory.DATASETS lists them"
         )
+    if task == "composite":
+        raise BadInput("it mixes other tasks; give each of them a source of its own, with a weight")
     known = [f.name for f in dataclasses.fields(DATASETS[task][1]) if f.name not in ("seed", "size")]
     for name in settings:
         if name not in known:

@@ -2,14 +2,15 @@
 
 Source i has n_i train rows and the share p_i = w_i / sum of w. Of a mixture of T rows it gives k_i: T p_i rounded down,
 and the rows that are then missing to T go one each to the sources with the largest remainders, the earlier first.
-Without `prepare.mixture_rows`, T is the largest number for which every k_i <= n_i, so that no row is there twice. A
-source gives its rows in the order of their keys, which is random; one that must give more than it has begins
+Without `prepare.mixture_rows`, T is the smallest n_i / p_i, rounded down: all k_i <= n_i, so that no row is there
+twice, and the source that runs out first is used up. A source gives its rows in the order of their keys, which is random; one that must give more than it has begins
 again, so that its rows are there floor(k_i / n_i) times or once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 from training.config import SourceConfig
 from training.data.splits import Division, Row
@@ -44,7 +45,7 @@ def train_rows(
         )
     weights = [float(sources[index].weight or 0) for index in weighted]
     held = [len(rows[index]) for index in weighted]
-    total = largest_without_repeats(weights, held) if size is None else size
+    total = total_without_repeats(weights, held) if size is None else size
     counts = shares(weights, total)
     for index, count in zip(weighted, counts, strict=True):
         if count == 0:
@@ -62,17 +63,20 @@ def train_rows(
 
 def shares(weights: Sequence[float], total: int) -> list[int]:
     """How many of `total` rows each weight gets: largest remainders, the earlier first; they sum to `total`."""
-    exact = [weight / sum(weights) * total for weight in weights]
-    counts = [int(part) for part in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - exact[i], i))
+    exact = [part * total for part in _parts(weights)]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(counts)), key=lambda i: (counts[i] - exact[i], i))
     for index in by_remainder[: total - sum(counts)]:
         counts[index] += 1
     return counts
 
 
-def largest_without_repeats(weights: Sequence[float], held: Sequence[int]) -> int:
-    """The largest total for which no weight gets more rows than it holds."""
-    total = min(int(n * sum(weights) / weight) for weight, n in zip(weights, held, strict=True)) + len(held)
-    while any(count > n for count, n in zip(shares(weights, total), held, strict=True)):
-        total -= 1
-    return total
+def total_without_repeats(weights: Sequence[float], held: Sequence[int]) -> int:
+    """Rows of the mixture in which no weight gets more than it holds."""
+    return int(min(n / part for part, n in zip(_parts(weights), held, strict=True)))
+
+
+def _parts(weights: Sequence[float]) -> list[Fraction]:
+    """The weights' parts of one, exact for the decimals that they are written as."""
+    exact = [Fraction(str(weight)) for weight in weights]
+    return [weight / sum(exact) for weight in exact]

@@ -34,8 +34,8 @@ class Shots:
             return Shots(prompt, [])
         usable = (
             (row.question, *texts)
-            for key, row in train
-            if not row.context and "-" not in key and (texts := fill_row(row, prompt))[1] is not None
+            for _, row in train
+            if not row.context and (texts := fill_row(row, prompt))[1] is not None
         )
         rows = list(islice(usable, prompt.few_shot + 1))
         if len(rows) <= prompt.few_shot:

@@ -18,6 +18,9 @@ from training.config import SourceConfig
 from training.data.files import Column, Record, require_columns
 from training.errors import BadInput
 
+ACCEPT_ANYTHING = frozenset({"game_of_life_halting"})
+"""Tasks whose scorers take any text to be right (this one's compares the truth of two texts that aren't empty)."""
+
 
 def read_task(source: SourceConfig, seed: int, columns: Sequence[Column]) -> Iterator[Record]:
     """The problems of the source's task: question, answer (null where the task gives none), `task`, its metadata,
@@ -30,6 +33,7 @@ def read_task(source: SourceConfig, seed: int, columns: Sequence[Column]) -> Ite
         "size": source.size,
         "seed": seed if source.seed is None else source.seed,
         "settings": source.settings,
+        "graded": source.format == "reasoning_gym",
         "columns": sorted({name for column in columns for name in column.names}),
     }
     with subprocess.Popen(
@@ -44,22 +48,23 @@ def read_task(source: SourceConfig, seed: int, columns: Sequence[Column]) -> Ite
         assert process.stdout is not None
         process.stdin.write(json.dumps(request))
         process.stdin.close()
-        ended = False
+        reply: dict[str, Any] = {}
         try:
             for number, line in enumerate(process.stdout, 1):
                 reply = json.loads(line)
-                if (ended := "end" in reply) or "error" in reply:
+                if "end" in reply or "error" in reply:
                     break
                 place = f"{source.label}, row {number}"
                 require_columns(columns, reply["present"], place)
                 yield place, reply["record"]
         finally:
             process.kill()
-    if ended:
-        return
-    if "error" not in reply:
-        raise RuntimeError(f"reasoning_gym task {source.task!r}: its process ended with {process.returncode}")
-    raise BadInput(f"reasoning_gym task {source.task!r}: {reply['error']}")
+    if "error" in reply:
+        raise BadInput(f"reasoning_gym task {source.task!r}: {reply['error']}")
+    if "end" not in reply:
+        raise RuntimeError(
+            f"reasoning_gym task {source.task!r}: its process ended early; what it said stands above"
+        )
 
 
 def serve() -> None:
@@ -77,9 +82,12 @@ def serve() -> None:
 
 
 def problems(
-    task: str, size: int, seed: int, settings: dict[str, Any], columns: list[str]
+    task: str, size: int, seed: int, settings: dict[str, Any], graded: bool, columns: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """The problems' records, cut down to `columns` and whatever those lead into, and the names that there were."""
+    """The problems' records, cut down to `columns` and whatever those lead into, and the names that there were.
+
+    `graded` says that the task's own scorer will grade. Raises BadInput as `read_task` does.
+    """
     import dataclasses
     import difflib
 
@@ -93,6 +101,10 @@ def problems(
         )
     if task == "composite":
         raise BadInput("it mixes other tasks; give each of them a source of its own, with a weight")
+    if graded and task in ACCEPT_ANYTHING:
+        raise BadInput(
+            "its own scorer accepts any text; give it format columns, and let another reward compare the answers"
+        )
     known = [f.name for f in dataclasses.fields(DATASETS[task][1]) if f.name not in ("seed", "size")]
     for name in settings:
         if name not in known:

@@ -47,7 +47,12 @@ def score(text: str, problem: dict[str, Any]) -> tuple[float, str] | str:
         )
     if not is_harmless(task, text):
         return 0.0, "not read: neither a plain value nor a formula"
-    return float(dataset.score_answer(text, entry)), "its own score"
+    try:
+        return float(dataset.score_answer(text, entry)), "its own score"
+    except MemoryError:
+        raise
+    except Exception as error:
+        return 0.0, f"its scorer can't read that: {type(error).__name__}"
 
 
 def is_harmless(task: str, text: str) -> bool:
@@ -55,6 +60,8 @@ def is_harmless(task: str, text: str) -> bool:
     if task in READS_FORMULAS:
         return _FORMULA.fullmatch(text) is not None
     if task not in READS_LITERALS:
+        return True
+    if text.isidentifier():
         return True
     try:
         ast.literal_eval(text)

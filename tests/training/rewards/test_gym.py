@@ -16,6 +16,10 @@ from training.errors import BadInput
 from training.rewards import load_reward
 from training.rewards.gym_scorer import READS_FORMULAS, READS_LITERALS, is_harmless
 
+REFUSED = {
+    "composite": "give each of them a source of its own",
+    "game_of_life_halting": "its own scorer accepts any text",
+}
 WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 """Tasks that state no answer: any that their scorer accepts is right."""
 
@@ -50,13 +54,13 @@ def check(task, reward):
         assert reward(prompts=[""] * 2, completions=told, answer=answers) == [1.0] * 2
 
 
-@pytest.mark.parametrize("task", ["chain_sum", "graph_color", "knights_knaves", "isomorphic_strings"])
+@pytest.mark.parametrize("task", ["chain_sum", "graph_color", "prime_factorization", "string_insertion"])
 def test_a_tasks_own_scorer_grades(task, reward):
     check(task, reward)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", sorted(DATASETS.keys() - {"composite"}))
+@pytest.mark.parametrize("task", sorted(DATASETS.keys() - REFUSED.keys()))
 def test_every_task_can_be_a_source(task, reward):
     check(task, reward)
 
@@ -115,9 +119,10 @@ def test_every_scorer_that_evaluates_is_known():
     assert found == READS_FORMULAS | READS_LITERALS | {"number_sorting"}  # that one evaluates its own answer
 
 
-def test_a_mixture_of_tasks_is_told_how_to_be_one():
-    with pytest.raises(BadInput, match="give each of them a source of its own"):
-        examples("composite")
+@pytest.mark.parametrize("task", sorted(REFUSED))
+def test_tasks_that_can_not_be_graded_say_why(task):
+    with pytest.raises(BadInput, match=f"task '{task}': .*{REFUSED[task]}"):
+        examples(task)
 
 
 def test_problems_do_not_depend_on_the_hash_seed():

@@ -90,15 +90,17 @@ def measure(
     `rollout_tokens` (the prompt and the longest completion that RL may sample). `other_split` names another
     split with the same prompt and the same messages before it, else is null. `grade` is the grader's verdict on the
     reference completion, read as a model's would be: right, wrong, or no verdict; null where a row lacks the
-    completion or the answer. A row without a completion counts as if it had an empty one.
+    completion or the answer. A row without a completion counts as if it had an empty one; in one without an answer,
+    which is never sampled from, `prompt_tokens` and `rollout_tokens` are null.
     """
     asked = {split: list(_asked(frame)) for split, frame in frames.items()}
     for split, frame in frames.items():
-        frame["prompt_tokens"] = _lengths(renderer.ids(*question) for question in asked[split])
+        prompts = _lengths(renderer.ids(*question) for question in asked[split])
+        frame["prompt_tokens"] = prompts.where(frame["answer"].notna())
         frame["completion_tokens"] = _lengths(
             renderer.completion_ids("" if pd.isna(text) else text) for text in frame["completion"]
         )
-        frame["sequence_tokens"] = frame["prompt_tokens"] + frame["completion_tokens"]
+        frame["sequence_tokens"] = prompts + frame["completion_tokens"]
         frame["rollout_tokens"] = frame["prompt_tokens"] + params.rl.max_completion_length
         graded = frame[frame["completion"].notna() & frame["answer"].notna()]
         grades = list(_grades(graded, grader, params.rewards.grader))
@@ -143,7 +145,7 @@ def _asked(frame: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 
 def _lengths(sequences: Iterator[list[int]]) -> pd.Series:
-    return pd.Series([len(ids) for ids in sequences], dtype="int64")
+    return pd.Series([len(ids) for ids in sequences], dtype="Int64")
 
 
 def _grades(frame: pd.DataFrame, grader: Reward, name: str) -> Iterator[str]:

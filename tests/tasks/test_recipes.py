@@ -76,6 +76,7 @@ GSM8K = [
     ("name", "changes", "train", "test"),
     [
         ("gsm8k-smollm2", {"prepare": {"sources": GSM8K}}, 7473, 1319),
+        ("math-qwen2.5-0.5b", {}, 5584, 500),
         ("countdown-smollm2", {}, 10_240, 1024),
         pytest.param("mbpp-smollm2", {}, 427, 164, marks=needs_sandbox()),
         ("reasoning-gym-smollm2", {}, None, None),
@@ -89,17 +90,6 @@ def test_a_recipes_data_pass_the_gate(ready, name, changes, train, test):
     assert all(source["license"] for source in counts["sources"])
 
 
-def test_maths_data_pass_the_gate(ready):
-    """Level 1 of the recipe's own source, as SmolLM2's context is shorter than Qwen's."""
-    sources = recipe("math-qwen2.5-0.5b")["prepare"]["sources"]
-    sources[0]["where"] = {"level": ["Level 1"]}
-    lengths = {"max_prompt_length": 1024, "max_completion_length": 512}
-    splits = passed(ready, recipe("math-qwen2.5-0.5b", prepare={"sources": sources}, rl=lengths))
-    assert (len(splits["train"]), len(splits["test"])) == (564, 500)
-    assert set(splits["train"]["level"]) == {"Level 1"}
-    assert splits["test"]["subject"].nunique() == 7
-
-
 @pytest.mark.parametrize("name", ["aime24", "aime25", "amc23"])
 def test_competitions_pass_the_gate_as_test_sets(ready, name):
     form = name[:-2]
@@ -108,7 +98,7 @@ def test_competitions_pass_the_gate_as_test_sets(ready, name):
         {"kind": "file", "path": f"data/raw/competition/{name}.jsonl", "split": "test", "format": form}
     ]
     splits = passed(
-        ready, recipe("gsm8k-smollm2", prepare={"sources": sources}, rl={"max_prompt_length": 768})
+        ready, recipe("gsm8k-smollm2", prepare={"sources": sources}, rl={"max_prompt_length": 1024})
     )
     assert len(splits["test"]) == (40 if form == "amc" else 30)
 
@@ -139,11 +129,12 @@ def test_chats_pass_the_gate_for_sft(ready, form):
     }
     changes = {
         "prompt": {"few_shot": 2},
-        "prepare": {"sources": [chats, *GSM8K]},
+        "prepare": {"sources": [chats, GSM8K[0] | {"size": 200}, GSM8K[1] | {"size": 100}]},
         "validate": {"max_completion_tokens": 4096},
-        "rl": {"max_prompt_length": 4096},
+        "rl": {"max_prompt_length": 1024},
     }
     splits = passed(ready, recipe("gsm8k-smollm2", **changes))
+    assert (len(splits["train"]), len(splits["test"])) == (500, 100)
     chat = splits["train"][splits["train"]["answer"].isna()]
     assert len(chat) == 300
     assert set(splits["test"]["context"].map(len)) == {4}

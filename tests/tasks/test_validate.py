@@ -92,7 +92,7 @@ def test_measures_are_those_counted_by_hand():
 def test_rows_without_completion_or_answer_are_not_graded(tmp_path):
     """A chat row for SFT alone, and a problem that has no reference, pass; conversations are told apart."""
     frames = replaced("train", 0, completion=None)
-    frames["train"].loc[1, "answer"] = None
+    frames["train"].loc[1, ["answer", "prompt"]] = [None, "11 + 5" + " " * 11]  # longer than RL takes
     frames["test"].loc[0, "prompt"] = "12 + 5"
     frames["test"]["context"] = [[{"role": "user", "content": "?"}]] + [None] * 4
     settings = params(prompt={"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"})
@@ -100,6 +100,7 @@ def test_rows_without_completion_or_answer_are_not_graded(tmp_path):
     assert frames["train"]["grade"].isna().tolist() == [True, True] + [False] * 18
     assert frames["train"]["completion_tokens"][0] == 1
     assert frames["test"]["prompt_tokens"][0] == 7
+    assert frames["train"]["prompt_tokens"].isna().tolist() == [False, True] + [False] * 18
     assert frames["train"]["other_split"].isna().all()
 
 

@@ -62,6 +62,8 @@ class SourceConfig(Section):
     """hub: which of the data set's own splits to read."""
     split: Literal["auto", "train", "validation", "test"] = "auto"
     """Where the rows go; auto divides them by a hash of the question."""
+    overlap: Literal["refuse", "leave_out"] = "refuse"
+    """What of a question that another source puts into another split: end the stage, or leave it out of this source."""
     format: SourceFormat = "columns"
     """What rows hold and become (docs/data.md); `columns` has a question, an answer and perhaps a solution."""
     columns: dict[str, str] = {}

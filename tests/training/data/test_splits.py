@@ -113,6 +113,13 @@ def test_question_in_train_and_test_names_it_and_both_sources():
     assert "split test (prepare.sources.1, file:two.jsonl)" in message
 
 
+def test_a_source_may_leave_out_what_another_split_has():
+    train = source("train", "one").model_copy(update={"overlap": "leave_out"})
+    division = divide([(train, examples("a?", "b?")), (source("test", "two"), examples("b?", "c?"))], SHARES)
+    assert members(division) == {"a?": "train", "b?": "test", "c?": "test"}
+    assert division.duplicates == {0: 1}
+
+
 def test_too_few_rows_for_a_split():
     tiny = [question for question in QUESTIONS if split_of(question_key(question), SHARES) == "train"][:3]
     with pytest.raises(BadInput, match=r"split validation is empty: 3 distinct questions .* share of 0\.1"):

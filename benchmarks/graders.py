@@ -17,8 +17,9 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.recipe import ROOT, machine, today
+from training.boxed import last_boxed
 from training.config import RewardsConfig
-from training.rewards.math import MathReward, extract_answer, last_boxed
+from training.rewards.math import MathReward, extract_answer
 from training.storage import write_json
 
 BEGIN, END = "<!-- agreement: begin -->", "<!-- agreement: end -->"

@@ -59,6 +59,8 @@ class PrepareConfig(Section):
     """Where the questions come from, in order."""
     splits: SplitsConfig = SplitsConfig()
     """How `split: auto` sources are divided."""
+    mixture_rows: Count | None = None
+    """Rows of a train split that is mixed by weights; null means as many as there are without repeating one."""
 
 
 class ValidateConfig(Section):

@@ -19,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -43,6 +42,7 @@ from training.models import (
 from training.prompts import PromptRenderer
 from training.rollout.native import NativeEngine
 from training.rollout.protocol import RolloutEngine, Sampling
+from training.rows import read_rows
 from training.storage import write_json
 
 MODELS = {"base": "model", "sft": "sft", "dpo": "dpo", "rl": "rl"}
@@ -88,7 +88,8 @@ def evaluate(stage: Stage) -> None:
     first = {evaluation.model_digest: name for name, evaluation in reversed(evaluations.items())}
     distinct = [evaluations[name] for name in evaluations if name in first.values()]
     stage.run.input(test, "test", "evaluation")
-    stage.run.text(distinct[0].renderer.text(problems[0].prompt), "rendered_prompt.txt")
+    first_prompt = distinct[0].renderer.text(problems[0].prompt, problems[0].context)
+    stage.run.text(first_prompt, "rendered_prompt.txt")
 
     measured: dict[str, dict[str, Any]] = {}
     total = sum(len(evaluation.chunks) for evaluation in distinct)
@@ -172,7 +173,7 @@ class Evaluation:
         self.model_digest = output_digest(folder)
         self.tokenizer = load_tokenizer(folder)
         self.renderer = PromptRenderer(self.tokenizer, stage.params.prompt)
-        self.prompt_ids = [self.renderer.ids(problem.prompt) for problem in problems]
+        self.prompt_ids = [self.renderer.ids(problem.prompt, problem.context) for problem in problems]
         self._check_context()
         size = max(1, self.config.batch_size // self.config.num_samples)
         self.chunks = [
@@ -246,13 +247,16 @@ def read_problems(test: Path, num_problems: int) -> tuple[list[Problem], int]:
             f"evaluate.num_problems = {num_problems}: {test.name} holds {available} problems; "
             f"ask for at most {available}, or prepare more test data"
         )
-    rows = pd.read_parquet(test, columns=["id", "prompt", "answer", "source"]).head(num_problems)
-    return [Problem(index, **row) for index, row in enumerate(rows.to_dict("records"))], available  # type: ignore[arg-type]
+    rows = read_rows(test)[:num_problems]
+    columns = ("id", "prompt", "answer", "source", "context")
+    return [
+        Problem(index, **{name: row[name] for name in columns}) for index, row in enumerate(rows)
+    ], available
 
 
 def problems_digest(problems: list[Problem]) -> str:
     """Hex sha256 over ids, prompts and answers in order: equal digests mean comparable results."""
-    return _sha256([[problem.id, problem.prompt, problem.answer] for problem in problems])
+    return _sha256([[p.id, [*p.context, p.prompt], p.answer] for p in problems])
 
 
 def flat_metrics(models: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from tasks.config import Params
-from training.data.table import COLUMNS
+from training.data.table import COLUMNS, REQUIRED
 from training.storage import write_json
 
 SAMPLE_ROWS = 3
@@ -30,12 +30,13 @@ def suite_of(split: str, frame: pd.DataFrame, params: Params, context: int) -> l
     """
     gxe = _great_expectations().expectations
     present = [name for name in COLUMNS if name in frame]
+    required = REQUIRED if split == "train" else (*REQUIRED, "answer")
     min_rows = {str(name): number for name, number in params.validation.min_rows.items()}
     suite: list[Any] = [
         gxe.ExpectTableColumnsToMatchSet(column_set=list(COLUMNS), exact_match=False),
         gxe.ExpectTableRowCountToBeBetween(min_value=min_rows.get(split, 0)),
         *(gxe.ExpectColumnValuesToBeOfType(column=name, type_="str") for name in present),
-        *(gxe.ExpectColumnValuesToNotBeNull(column=name) for name in present),
+        *(gxe.ExpectColumnValuesToNotBeNull(column=name) for name in present if name in required),
     ]
     if "id" in frame:
         suite.append(gxe.ExpectColumnValuesToBeUnique(column="id"))

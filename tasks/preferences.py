@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pandas as pd
-
-from tasks.prepare import checked_digest, local_file
+from tasks.prepare import checked_digest, local_files
 from tasks.stage import Stage, resolve_model
+from training.data.files import read_records
+from training.data.sources import read_hub
 from training.errors import BadInput
 from training.models import (
     context_length,
@@ -21,20 +21,22 @@ from training.preferences import (
     SPLITS,
     Pair,
     divide_pairs,
-    pairs_from_file,
+    pair_columns,
     pairs_from_rollouts,
+    read_choices,
     write_pairs,
 )
 from training.prompts import PromptRenderer
 from training.rewards import RewardSum
 from training.rollout.native import NativeEngine
+from training.rows import read_rows
 from training.storage import write_json
 
 
 def preferences(stage: Stage) -> None:
     """Publish train.parquet and validation.parquet; counts.json says where the pairs come from."""
     config = stage.params.preferences
-    pairs, counts = from_file(stage) if config.source == "file" else from_rollouts(stage)
+    pairs, counts = from_rollouts(stage) if config.source == "rollouts" else from_choices(stage)
     splits = divide_pairs(pairs, config.validation)
     counts["duplicates"] = len(pairs) - sum(map(len, splits.values()))
     if not all(splits.values()):
@@ -57,13 +59,17 @@ def preferences(stage: Stage) -> None:
     print(f"preferences: {', '.join(f'{name} {number}' for name, number in counts.items())}", flush=True)
 
 
-def from_file(stage: Stage) -> tuple[list[Pair], Counter[str]]:
-    """People's choices, from a file in the tree or its home, or behind a URL."""
+def from_choices(stage: Stage) -> tuple[list[Pair], Counter[str]]:
+    """People's choices, from files in the tree or its home, behind a URL, or from the hub."""
     config = stage.params.preferences
-    path = str(config.path)
-    file = local_file(stage, path)
-    checked_digest(path, file, config.sha256)
-    return pairs_from_file(file, config)
+    path, columns = str(config.path), pair_columns(config)
+    if config.source == "hub":
+        records = read_hub(path, config.config, config.hub_split, str(config.revision), columns)
+        return read_choices(records, config)
+    files = local_files(stage, path)
+    checked_digest(path, files, config.sha256)
+    every = (record for name, file in files.items() for record in read_records(file, columns, name))
+    return read_choices(every, config)
 
 
 def from_rollouts(stage: Stage) -> tuple[list[Pair], Counter[str]]:
@@ -71,23 +77,24 @@ def from_rollouts(stage: Stage) -> tuple[list[Pair], Counter[str]]:
     params, config = stage.params, stage.params.preferences
     set_threads(params.threads)
     folder, data = resolve_model(stage.folder("sft")), stage.folder("prepare") / "train.parquet"
-    frame = pd.read_parquet(data)
-    if config.num_problems > len(frame):
+    rows = read_rows(data, having="answer")
+    if config.num_problems > len(rows):
         raise BadInput(
-            f"preferences.num_problems = {config.num_problems}: {data.name} holds {len(frame)} problems; "
+            f"preferences.num_problems = {config.num_problems}: {data.name} holds {len(rows)} problems; "
             "ask for at most as many"
         )
-    rows = [{str(k): v for k, v in row.items()} for row in frame.head(config.num_problems).to_dict("records")]
+    rows = rows[: config.num_problems]
     tokenizer = load_tokenizer(folder)
     renderer = PromptRenderer(tokenizer, params.prompt)
-    longest, context = max(len(renderer.ids(row["prompt"])) for row in rows), context_length(folder)
+    longest = max(len(renderer.ids(row["prompt"], row["context"])) for row in rows)
+    context = context_length(folder)
     if longest + config.max_completion_length > context:
         raise BadInput(
             f"preferences.max_completion_length = {config.max_completion_length}: with the longest prompt ({longest} "
             f"tokens) it exceeds the model's context of {context} tokens; at most {context - longest} fit"
         )
     stage.run.input(data, "train", "training")
-    stage.run.text(renderer.text(rows[0]["prompt"]), "rendered_prompt.txt")
+    stage.run.text(renderer.text(rows[0]["prompt"], rows[0]["context"]), "rendered_prompt.txt")
     model = load_model(folder, pick_device(params.device))
     engine = NativeEngine(model, end_token_ids(model, tokenizer), config.batch_size)
     grader = RewardSum([params.rewards.grader], None, params.rewards)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from dataclasses import asdict
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
 from tasks.stage import Stage
 from tasks.tree import home
-from training.config import SourceConfig
 from training.data.files import download, is_url
-from training.data.sources import Example, read_examples
-from training.data.splits import SPLITS, Division, divide
+from training.data.formats import license_of
+from training.data.mixture import train_rows
+from training.data.shots import Shots
+from training.data.sources import Account, read_examples
+from training.data.splits import SPLITS, divide
 from training.data.table import write_table
 from training.errors import BadInput
 from training.storage import sha256_file, write_json
@@ -21,90 +25,88 @@ def prepare(stage: Stage) -> None:
     """Publish the three splits; counts.json says what each source gave and what was left out."""
     params = stage.params
     sources = params.prepare.sources
-    files = [local_file(stage, str(s.path)) if s.kind == "file" else None for s in sources]
+    files = [local_files(stage, str(s.path)) if s.kind == "file" else {} for s in sources]
     digests = [
-        checked_digest(str(source.path), file, source.sha256)
-        for source, file in zip(sources, files, strict=True)
+        checked_digest(str(source.path), own, source.sha256)
+        for source, own in zip(sources, files, strict=True)
     ]
+    accounts = [Account() for _ in sources]
     readers = [
-        (source, _Counted(read_examples(source, params.seed, file)))
-        for source, file in zip(sources, files, strict=True)
+        (source, read_examples(source, params.seed, own, account))
+        for source, own, account in zip(sources, files, accounts, strict=True)
     ]
     division = divide(readers, params.prepare.splits)
-    rows_read = [reader.count for _, reader in readers]
-    counts = _counts(sources, division, rows_read, digests)
-    names = [source.label for source in sources]
-    metrics = {f"rows_{split}": float(counts["rows"][split]) for split in SPLITS}
-    metrics["duplicates"] = float(counts["duplicates"])
-    with stage.publish(metrics) as folder:
-        for split in SPLITS:
-            write_table(folder / f"{split}.parquet", division.split(split), names, params.prompt)
-        write_json(folder / "counts.json", counts)
-    for split in SPLITS:
-        stage.run.input(stage.output / f"{split}.parquet", split, split)
-    stage.run.artifact(stage.output / "counts.json")
-    shown = ", ".join(f"{split} {counts['rows'][split]}" for split in SPLITS)
-    print(f"prepare: {shown}; {counts['duplicates']} duplicates left out", flush=True)
-
-
-class _Counted:
-    """An iterator that knows how many examples it gave."""
-
-    def __init__(self, examples: Iterator[Example]) -> None:
-        self.examples = examples
-        self.count = 0
-
-    def __iter__(self) -> Iterator[Example]:
-        for example in self.examples:
-            self.count += 1
-            yield example
-
-
-def local_file(stage: Stage, path: str) -> Path:
-    """Where a data file's bytes are: fetched from its URL, in the tree, or in the tree's home.
-
-    Paths count from the tree's root; in a workspace, files that git does not carry along are found from the
-    main checkout's.
-    """
-    if is_url(path):
-        return download(path, stage.scratch)
-    for root in (stage.root, home(stage.root)):
-        if (root / path).exists():
-            return root / path
-    raise BadInput(f"{path}: no such file (seen from {stage.root}); give the path or URL of a data file")
-
-
-def checked_digest(path: str, file: Path | None, expected: str | None) -> str | None:
-    """A file's sha256, None where there is no file; BadInput when another is expected."""
-    if file is None or not file.is_file():
-        return None
-    digest = sha256_file(file)
-    if expected not in (None, digest):
-        raise BadInput(
-            f"{path}: its sha256 is {digest}, the source's sha256 says {expected}; the file has changed"
-        )
-    return digest
-
-
-def _counts(
-    sources: list[SourceConfig], division: Division, rows_read: list[int], digests: list[str | None]
-) -> dict[str, Any]:
-    counts = division.counts()
-    return {
-        "rows": {split: sum(counts[split, index] for index in range(len(sources))) for split in SPLITS},
+    tables = {split: list(division.split(split)) for split in SPLITS}
+    shots = Shots.of(tables["train"], params.prompt)
+    tables["train"] = list(train_rows(division, sources, params.prepare.mixture_rows))
+    counts: dict[str, Any] = {
+        "rows": {split: len(rows) for split, rows in tables.items()},
         "duplicates": division.duplicates.total(),
         "contradictions": division.contradictions.total(),
         "sources": [
             {
                 "name": source.label,
-                "license": source.license,
+                "format": source.format,
+                "license": license_of(source),
                 "sha256": digests[index],
+                "files": len(files[index]) or None,
                 "revision": source.revision,
-                "rows_read": rows_read[index],
-                "rows": {split: counts[split, index] for split in SPLITS},
+                **asdict(accounts[index]),
+                "rows": {s: sum(row.source == index for _, row in tables[s]) for s in SPLITS},
+                "train_rows_held": division.counts()["train", index],
                 "duplicates": division.duplicates[index],
                 "contradictions": division.contradictions[index],
             }
             for index, source in enumerate(sources)
         ],
     }
+    names = [source.label for source in sources]
+    metrics = {f"rows_{split}": float(len(rows)) for split, rows in tables.items()}
+    metrics["duplicates"] = float(counts["duplicates"])
+    with stage.publish(metrics) as folder:
+        for split, rows in tables.items():
+            write_table(folder / f"{split}.parquet", rows, names, shots)
+        write_json(folder / "counts.json", counts)
+    for split in SPLITS:
+        stage.run.input(stage.output / f"{split}.parquet", split, split)
+    stage.run.artifact(stage.output / "counts.json")
+    shown = ", ".join(f"{split} {len(rows)}" for split, rows in tables.items())
+    left_out = f"{counts['duplicates']} duplicates"
+    if bad := sum(account.bad_rows for account in accounts):
+        left_out += f" and {bad} bad rows"
+    print(f"prepare: {shown}; {left_out} left out", flush=True)
+
+
+def local_files(stage: Stage, path: str) -> dict[str, Path]:
+    """Where a path's, glob's or URL's bytes are, by name: fetched, in the tree, or in the tree's home.
+
+    Paths count from the tree's root; in a workspace, files that git does not carry along are found from the
+    main checkout's. A glob's files are in the order of their names. Raises BadInput where there is nothing.
+    """
+    if is_url(path):
+        return {path: download(path, stage.scratch)}
+    for root in (stage.root, home(stage.root)):
+        if (root / path).exists():
+            return {path: root / path}
+        names = sorted(glob(path, root_dir=root, recursive=True))
+        if found := {name: root / name for name in names if (root / name).is_file()}:
+            return found
+    what = "no file matches this pattern" if has_magic(path) else "no such file"
+    raise BadInput(f"{path}: {what} (seen from {stage.root}); give the path, glob or URL of data files")
+
+
+def checked_digest(path: str, files: dict[str, Path], expected: str | None) -> str | None:
+    """A file's sha256, None where there is no file; of several, that of the list that `sha256sum` prints.
+
+    Raises BadInput when another is expected.
+    """
+    digests = {name: sha256_file(file) for name, file in files.items() if file.is_file()}
+    if not digests:
+        return None
+    listed = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+    digest = digests[path] if list(digests) == [path] else hashlib.sha256(listed.encode()).hexdigest()
+    if expected not in (None, digest):
+        raise BadInput(
+            f"{path}: its sha256 is {digest}, the source's sha256 says {expected}; the data have changed"
+        )
+    return digest

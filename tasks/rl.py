@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import transformers
 
 from tasks.roles import READ_THE_POLICYS_IDS, check_reading, checkpoints, held
@@ -29,6 +28,7 @@ from training.rewards import Reward, RewardSum
 from training.rewards.model import ModelReward, renderer_of
 from training.rl import RLTrainer
 from training.rollout.native import NativeEngine
+from training.rows import read_rows
 
 
 def rl(stage: Stage) -> None:
@@ -42,16 +42,16 @@ def rl(stage: Stage) -> None:
     start = folders["policy"]
     tokenizer = load_tokenizer(start)
     renderer = PromptRenderer(tokenizer, params.prompt)
-    rows = pd.read_parquet(data)
+    rows = read_rows(data, having="answer")
     stage.run.input(data, "train", "training")
-    stage.run.text(renderer.text(rows["prompt"].iloc[0]), "rendered_prompt.txt")
+    stage.run.text(renderer.text(rows[0]["prompt"], rows[0]["context"]), "rendered_prompt.txt")
     problems = [
         Problem(
             row["prompt"],
-            tuple(renderer.ids(row["prompt"])),
-            {str(k): v for k, v in row.items() if k != "prompt"},
+            tuple(renderer.ids(row["prompt"], row["context"])),
+            {name: value for name, value in row.items() if name != "prompt"},
         )
-        for row in rows.to_dict("records")
+        for row in rows
     ]
     longest = max(len(problem.prompt_ids) for problem in problems) + config.max_completion_length
     for key in READ_THE_POLICYS_IDS:

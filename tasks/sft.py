@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from tasks.stage import Stage
 from training.batches import Tree
 from training.checkpoint import history_text
@@ -11,6 +9,7 @@ from training.models import load_model, load_tokenizer, pick_device, set_threads
 from training.policy import Policy
 from training.prompts import PromptRenderer
 from training.quantization import check_quantization
+from training.rows import read_rows
 from training.sft import train_sft, usable_examples
 
 
@@ -23,12 +22,15 @@ def sft(stage: Stage) -> None:
     base, data = stage.folder("model"), stage.folder("prepare") / "train.parquet"
     tokenizer = load_tokenizer(base)
     renderer = PromptRenderer(tokenizer, stage.params.prompt)
-    rows = pd.read_parquet(data)
+    rows = read_rows(data, having="completion")
     stage.run.input(data, "train", "training")
-    stage.run.text(renderer.text(rows["prompt"].iloc[0]) + rows["completion"].iloc[0], "rendered_prompt.txt")
+    first = rows[0]
+    stage.run.text(
+        renderer.text(first["prompt"], first["context"]) + first["completion"], "rendered_prompt.txt"
+    )
     examples = [
-        Tree(renderer.ids(prompt), [renderer.completion_ids(completion)])
-        for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)
+        Tree(renderer.ids(row["prompt"], row["context"]), [renderer.completion_ids(row["completion"])])
+        for row in rows
     ]
     usable = usable_examples(examples, config.max_length)
     policy = Policy(load_model(base, device, config.lora.quantization), config.lora, stage.params.seed)

@@ -5,6 +5,7 @@ Publishes report.json (every expectation, by split) and data_docs/ (Great Expect
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from tasks.roles import check_further_models
 from tasks.stage import Stage
 from tasks.tracking import output_digest
 from training.data.splits import SPLITS
-from training.data.table import COLUMNS
+from training.data.table import COLUMNS, REQUIRED
 from training.errors import BadInput
 from training.models import context_length, load_tokenizer
 from training.prompts import PromptRenderer
@@ -71,8 +72,13 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def is_sound(frame: pd.DataFrame) -> bool:
-    """Whether every column is there and holds nothing but texts, so that its rows can be measured."""
-    return all(name in frame and all(isinstance(value, str) for value in frame[name]) for name in COLUMNS)
+    """Whether every column is there and holds nothing but texts (or null, where it may), so that its rows can be
+    measured."""
+    return all(
+        name in frame
+        and all(isinstance(v, str) or (name not in REQUIRED and pd.isna(v)) for v in frame[name])
+        for name in COLUMNS
+    )
 
 
 def measure(
@@ -82,18 +88,28 @@ def measure(
 
     In tokens: `prompt_tokens`, `completion_tokens` (with the end token), `sequence_tokens` (both together) and
     `rollout_tokens` (the prompt and the longest completion that RL may sample). `other_split` names another
-    split with the same prompt, else is null. `grade` is the grader's verdict on the reference completion, read
-    as a model's would be: right, wrong, or no verdict.
+    split with the same prompt and the same messages before it, else is null. `grade` is the grader's verdict on the
+    reference completion, read as a model's would be: right, wrong, or no verdict; null where a row lacks the
+    completion or the answer. A row without a completion counts as if it had an empty one; in one without an answer,
+    which is never sampled from, `prompt_tokens` and `rollout_tokens` are null.
     """
+    asked = {split: list(_asked(frame)) for split, frame in frames.items()}
     for split, frame in frames.items():
-        frame["prompt_tokens"] = _lengths(renderer.ids(text) for text in frame["prompt"])
-        frame["completion_tokens"] = _lengths(renderer.completion_ids(text) for text in frame["completion"])
-        frame["sequence_tokens"] = frame["prompt_tokens"] + frame["completion_tokens"]
+        prompts = _lengths(renderer.ids(*question) for question in asked[split])
+        frame["prompt_tokens"] = prompts.where(frame["answer"].notna())
+        frame["completion_tokens"] = _lengths(
+            renderer.completion_ids("" if pd.isna(text) else text) for text in frame["completion"]
+        )
+        frame["sequence_tokens"] = prompts + frame["completion_tokens"]
         frame["rollout_tokens"] = frame["prompt_tokens"] + params.rl.max_completion_length
-        frame["grade"] = pd.Series(list(_grades(frame, grader, params.rewards.grader)), dtype="str")
+        graded = frame[frame["completion"].notna() & frame["answer"].notna()]
+        grades = list(_grades(graded, grader, params.rewards.grader))
+        frame["grade"] = pd.Series(grades, index=graded.index, dtype="str").reindex(frame.index)
         frame["other_split"] = pd.Series(None, index=frame.index, dtype="str")
         for other in (name for name in frames if name != split):
-            frame.loc[frame["prompt"].isin(frames[other]["prompt"]), "other_split"] = other
+            elsewhere = {json.dumps(question) for question in asked[other]}
+            there = [json.dumps(question) in elsewhere for question in asked[split]]
+            frame.loc[there, "other_split"] = other
 
 
 def describe_failures(split: str, outcomes: list[dict[str, Any]]) -> Iterator[str]:
@@ -121,16 +137,21 @@ def describe_failures(split: str, outcomes: list[dict[str, Any]]) -> Iterator[st
         yield "".join([name, f" ({expected})" if expected else "", f": {found}", *rows])
 
 
+def _asked(frame: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Each row's prompt and the messages before it."""
+    contexts = frame["context"] if "context" in frame else [None] * len(frame)
+    for prompt, context in zip(frame["prompt"], contexts, strict=True):
+        yield prompt, [] if context is None else list(context)
+
+
 def _lengths(sequences: Iterator[list[int]]) -> pd.Series:
-    return pd.Series([len(ids) for ids in sequences], dtype="int64")
+    return pd.Series([len(ids) for ids in sequences], dtype="Int64")
 
 
 def _grades(frame: pd.DataFrame, grader: Reward, name: str) -> Iterator[str]:
     for first in range(0, len(frame), _GRADED_AT_ONCE):
         rows = frame.iloc[first : first + _GRADED_AT_ONCE]
-        columns = {
-            column: rows[column].tolist() for column in ("prompt", "completion", "answer", "source", "id")
-        }
+        columns = {column: rows[column].tolist() for column in COLUMNS}
         prompts, completions = columns.pop("prompt"), columns.pop("completion")
         reasons = ["stop"] * len(rows)
         [values] = finished(
@@ -148,8 +169,9 @@ def _metrics(frames: dict[str, pd.DataFrame]) -> dict[str, float]:
     every = pd.concat([frame[["prompt_tokens", "completion_tokens", "grade"]] for frame in frames.values()])
     if every.empty:
         return {}
+    graded = every["grade"].dropna()
     return {
         "max_prompt_tokens": float(every["prompt_tokens"].max()),
         "max_completion_tokens": float(every["completion_tokens"].max()),
-        "accepted_answers": float((every["grade"] == "right").mean()),
+        "accepted_answers": float((graded == "right").mean()) if len(graded) else 0.0,
     }

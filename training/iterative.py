@@ -87,6 +87,7 @@ class RewardLearner:
                 reasons[group],
                 own.max_pairs_per_problem,
                 random,
+                problem.columns.get("context") or (),
             )
 
     def learn(self, iteration: int) -> dict[str, float]:
@@ -137,8 +138,8 @@ class RewardLearner:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
-        self.fresh = [Pair(*values) for values in state["fresh"]]
-        self._remember([Pair(*values) for values in state["earlier"]])
+        self.fresh = [_pair(values) for values in state["fresh"]]
+        self._remember([_pair(values) for values in state["earlier"]])
 
     def _labels(self, rollout: Rollout) -> list[float | None]:
         """The rule's rewards; where it is one of RL's own rewards they are there already."""
@@ -229,4 +230,9 @@ class Iterations:
 
 
 def _plain(pair: Pair) -> list[Any]:
-    return [pair.prompt, pair.chosen, pair.rejected, pair.margin]
+    return [pair.prompt, pair.chosen, pair.rejected, pair.margin, list(pair.context)]
+
+
+def _pair(values: list[Any]) -> Pair:
+    prompt, chosen, rejected, margin, context = values
+    return Pair(prompt, chosen, rejected, margin, tuple(context))

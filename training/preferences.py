@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from training.batches import Tree
 from training.config import PreferencesConfig
-from training.data.files import read_records
+from training.data.chats import read_dialogue, read_messages
+from training.data.files import Record
 from training.data.splits import question_key
 from training.errors import BadInput
 from training.prompts import Message, PromptRenderer
@@ -39,8 +40,6 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of data/preferences/{train,validation}.parquet (see Pair)."""
-ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
-"""Roles that a file's messages may have, ShareGPT's names among them, and what they mean."""
 
 
 @dataclass(frozen=True)
@@ -69,31 +68,65 @@ class Pair:
         return Tree(renderer.ids(self.prompt, self.context), completions)
 
 
-def pairs_from_file(file: Path, config: PreferencesConfig) -> tuple[list[Pair], Counter[str]]:
-    """Pairs of `file` in its order, and how many rows it had (`rows`) and were left out (`equal`: both texts the same).
+def pair_columns(config: PreferencesConfig) -> list[str]:
+    """The columns that rows of choices must have."""
+    columns = [] if config.format == "hh" else [config.prompt_column]
+    columns += [config.chosen_column, config.rejected_column]
+    return [*columns, *([config.margin_column] if config.margin_column else [])]
 
-    Prompts and completions are texts or chat messages, `{role, content}` or ShareGPT's `{from, value}`. A
-    completion may be given as the whole conversation. Raises BadInput naming the line or row, column and value.
+
+def read_choices(records: Iterable[Record], config: PreferencesConfig) -> tuple[list[Pair], Counter[str]]:
+    """Pairs of records in their order, and how many there were (`rows`) and were left out (`equal`: both completions
+    the same; `bad_rows`, of which there may be `skip_bad_rows`).
+
+    Prompts and completions are texts or chat messages, `{role, content}` or ShareGPT's `{from, value}`; a
+    completion may be given as the whole conversation, and format hh gives both as whole dialogues. Raises BadInput
+    naming the line or row, column and value.
     """
-    columns = [config.prompt_column, config.chosen_column, config.rejected_column]
-    columns += [config.margin_column] if config.margin_column else []
-    counts: Counter[str] = Counter(rows=0, equal=0)
+    counts: Counter[str] = Counter(rows=0, equal=0, bad_rows=0)
     pairs = []
-    for place, record in read_records(file, columns, config.path):
+    for place, record in records:
         counts["rows"] += 1
-        *context, last = _prompt(record[config.prompt_column], f"{place}: column {config.prompt_column!r}")
-        chosen, rejected = (
-            _completion(record[column], [*context, last], f"{place}: column {column!r}")
-            for column in columns[1:3]
-        )
-        margin = 0.0
-        if config.margin_column:
-            margin = _margin(record[config.margin_column], f"{place}: column {config.margin_column!r}")
-        if chosen == rejected:
+        try:
+            pair = _pair(record, config, place)
+        except BadInput as error:
+            counts["bad_rows"] += 1
+            if counts["bad_rows"] > config.skip_bad_rows:
+                raise error
+            continue
+        if pair.chosen == pair.rejected:
             counts["equal"] += 1
         else:
-            pairs.append(Pair(last["content"], chosen, rejected, margin, tuple(context)))
+            pairs.append(pair)
     return pairs, counts
+
+
+def _pair(record: dict[str, Any], config: PreferencesConfig, place: str) -> Pair:
+    columns = (config.chosen_column, config.rejected_column)
+    margin = 0.0
+    if config.margin_column:
+        margin = _margin(record[config.margin_column], f"{place}: column {config.margin_column!r}")
+    answers = [record[column] for column in columns]
+    if config.format == "hh":
+        answers = [read_dialogue(record[column], f"{place}: column {column!r}") for column in columns]
+        before = answers[0][:-1]
+        if not before:
+            raise BadInput(
+                f"{place}: column {columns[0]!r}: one message alone, expected a question before it"
+            )
+    else:
+        where = f"{place}: column {config.prompt_column!r}"
+        before = read_messages(record[config.prompt_column], where, "user")
+    if before[-1]["role"] != "user":
+        column = config.chosen_column if config.format == "hh" else config.prompt_column
+        raise BadInput(
+            f"{place}: column {column!r}: its last message is the {before[-1]['role']}'s, expected the user's"
+        )
+    chosen, rejected = (
+        _completion(answer, before, f"{place}: column {column!r}")
+        for column, answer in zip(columns, answers, strict=True)
+    )
+    return Pair(before[-1]["content"], chosen, rejected, margin, tuple(before[:-1]))
 
 
 def pairs_from_rollouts(
@@ -119,7 +152,7 @@ def pairs_from_rollouts(
         owners = [row for row in chunk for _ in range(config.num_samples)]
         requests = [
             Request(ids, derive_seed(seed, "preferences/sample", first + i, sample))
-            for i, ids in enumerate(tuple(renderer.ids(row["prompt"])) for row in chunk)
+            for i, ids in enumerate(tuple(renderer.ids(row["prompt"], _context(row))) for row in chunk)
             for sample in range(config.num_samples)
         ]
         completions = engine.generate(requests, sampling)
@@ -134,7 +167,7 @@ def pairs_from_rollouts(
             own = slice(i * config.num_samples, (i + 1) * config.num_samples)
             random = generator(seed, "preferences/pairs", first + i)
             most = config.max_pairs_per_problem
-            made = pair_up(row["prompt"], texts[own], rewards[own], reasons[own], most, random)
+            made = pair_up(row["prompt"], texts[own], rewards[own], reasons[own], most, random, _context(row))
             counts["problems_with_pairs"] += bool(made)
             pairs += made
         recorder.progress(first + len(chunk), len(rows), pairs=len(pairs))
@@ -148,6 +181,7 @@ def pair_up(
     finish_reasons: Sequence[str],
     most: int,
     random: np.random.Generator,
+    context: Sequence[Message] = (),
 ) -> list[Pair]:
     """Pairs of a prompt's completions of different reward, at most `most` of them, drawn evenly.
 
@@ -160,7 +194,7 @@ def pair_up(
         if reward is not None and reason == "stop"
     }
     pairs = [
-        Pair(prompt, better, worse, graded[better] - graded[worse])
+        Pair(prompt, better, worse, graded[better] - graded[worse], tuple(context))
         for better, worse in itertools.permutations(graded, 2)
         if graded[better] > graded[worse]
     ]
@@ -207,15 +241,8 @@ def read_pairs(path: Path) -> list[Pair]:
     ]
 
 
-def _prompt(value: Any, place: str) -> list[Message]:
-    messages = _messages(value, "user", place)
-    if messages[-1]["role"] != "user":
-        raise BadInput(f"{place}: its last message is the {messages[-1]['role']}'s, expected the user's")
-    return messages
-
-
 def _completion(value: Any, prompt: list[Message], place: str) -> str:
-    *before, last = _messages(value, "assistant", place)
+    *before, last = read_messages(value, place, "assistant")
     if last["role"] != "assistant":
         raise BadInput(f"{place}: its last message is the {last['role']}'s, expected the assistant's")
     if before and before != prompt:
@@ -223,26 +250,8 @@ def _completion(value: Any, prompt: list[Message], place: str) -> str:
     return last["content"]
 
 
-def _messages(value: Any, role: str, place: str) -> list[Message]:
-    """Messages of a cell; a plain text is one message of `role`."""
-    entries = value if isinstance(value, list) else [value]
-    if not entries:
-        raise BadInput(f"{place}: holds an empty list, expected at least one message")
-    return [_message(entry, role, place) for entry in entries]
-
-
-def _message(value: Any, role: str, place: str) -> Message:
-    said: Any = role
-    content = value
-    if isinstance(value, dict):
-        said, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
-        if said not in ROLES:
-            raise BadInput(f"{place}: a message's role is {said!r}; accepted: {', '.join(ROLES)}")
-    if not isinstance(content, str) or not content.strip():
-        raise BadInput(
-            f"{place}: holds {repr(content)[:80]}; expected a text, or messages with role and content"
-        )
-    return {"role": ROLES[said], "content": content}
+def _context(row: dict[str, Any]) -> Sequence[Message]:
+    return row.get("context") or ()
 
 
 def _margin(value: Any, place: str) -> float:

@@ -70,6 +70,33 @@ def test_equal_params_give_equal_bytes(tree):
     assert digest_of(tree.root / "data/prepared") == first
 
 
+def test_globs_weights_and_shots(tree):
+    """12 rows in two files beside 40 of another kind, one to three, each after one solved question."""
+    (tree.root / "parts").mkdir()
+    one = jsonl(tree.root / "parts" / "1.jsonl", [f"a {i}?" for i in range(5)])
+    two = jsonl(tree.root / "parts" / "2.jsonl", [f"b {i}?" for i in range(7)])
+    jsonl(tree.root / "other.jsonl", [f"c {i}?" for i in range(40)])
+    jsonl(tree.root / "test.jsonl", [f"d {i}?" for i in range(3)])
+    kept = {"kind": "file", "split": "train"}
+    sources = [
+        {**kept, "name": "parts", "path": "parts/*.jsonl", "weight": 1},
+        {**kept, "name": "other", "path": "other.jsonl", "weight": 3.0},
+        {"kind": "file", "path": "test.jsonl", "split": "test"},
+    ]
+    tree.params(prepare={"sources": sources}, prompt={"few_shot": 1})
+    assert tree.run("prepare", prepare) == 0
+    splits, counts = tables(tree.root), read_json(tree.root / "data/prepared/counts.json")
+    assert splits["train"]["source"].value_counts().to_dict() == {"other": 36, "parts": 12}
+    listed = "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  parts/{p.name}\n" for p in (one, two))
+    parts = counts["sources"][0]
+    assert (parts["files"], parts["sha256"]) == (2, hashlib.sha256(listed.encode()).hexdigest())
+    assert (counts["sources"][1]["rows"]["train"], counts["sources"][1]["train_rows_held"]) == (36, 40)
+    for frame in splits.values():
+        for prompt, context in zip(frame["prompt"], frame["context"], strict=True):
+            assert [m["role"] for m in context] == ["user", "assistant"]
+            assert context[0]["content"] != prompt
+
+
 def test_braces_are_kept(tree):
     jsonl(tree.root / "a.jsonl", [f"What is {{{i}}} of {{question}}?" for i in range(40)])
     source = {"kind": "file", "path": "a.jsonl", "split": "train"}
@@ -126,10 +153,22 @@ def test_workspace_finds_the_files_of_its_home(tree, monkeypatch):
     ("sources", "expected"),
     [
         ([{"kind": "file", "path": "none.jsonl"}], ["none.jsonl: no such file"]),
+        ([{"kind": "file", "path": "none-*.jsonl"}], ["none-*.jsonl: no file matches this pattern"]),
+        (
+            [{"kind": "file", "path": "[ab].jsonl", "sha256": "00"}],
+            ["[ab].jsonl: its sha256 is", "says 00"],
+        ),
+        (
+            [{"kind": "file", "path": "chat.jsonl", "format": "openai"}],
+            [
+                "prepare.sources.0 (file:chat.jsonl): the question 'Hi' has no answer",
+                "give the source `split: train`",
+            ],
+        ),
         ([{"kind": "file", "path": "empty.csv"}], ["empty.csv: the file is empty"]),
         ([{"kind": "file", "path": "bad.jsonl"}], ["bad.jsonl, line 2: not valid JSON"]),
         (
-            [{"kind": "file", "path": "a.jsonl", "answer_column": "key"}],
+            [{"kind": "file", "path": "a.jsonl", "columns": {"answer": "key"}}],
             ["a.jsonl, line 1: no column 'key'; it has 'question', 'answer'"],
         ),
         ([{"kind": "file", "path": "a.jsonl", "sha256": "00"}], ["a.jsonl: its sha256 is", "says 00"]),
@@ -152,6 +191,8 @@ def test_bad_input_stops_before_publication(tree, sources, expected):
     jsonl(tree.root / "b.jsonl", ["b?", "c?"])
     (tree.root / "bad.jsonl").write_text('{"question": "q", "answer": "1"}\n{"question"\n')
     (tree.root / "empty.csv").touch()
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    (tree.root / "chat.jsonl").write_text(json.dumps({"messages": said}) + "\n")
     tree.params(prepare={"sources": sources})
     assert tree.run("prepare", prepare) == BAD_INPUT
     for part in expected:

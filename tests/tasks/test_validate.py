@@ -89,6 +89,21 @@ def test_measures_are_those_counted_by_hand():
     assert set(frames["train"]["grade"]) == {"right"}
 
 
+def test_rows_without_completion_or_answer_are_not_graded(tmp_path):
+    """A chat row for SFT alone, and a problem that has no reference, pass; conversations are told apart."""
+    frames = replaced("train", 0, completion=None)
+    frames["train"].loc[1, ["answer", "prompt"]] = [None, "11 + 5" + " " * 11]  # longer than RL takes
+    frames["test"].loc[0, "prompt"] = "12 + 5"
+    frames["test"]["context"] = [[{"role": "user", "content": "?"}]] + [None] * 4
+    settings = params(prompt={"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"})
+    assert examine(frames, settings, tmp_path) == []
+    assert frames["train"]["grade"].isna().tolist() == [True, True] + [False] * 18
+    assert frames["train"]["completion_tokens"][0] == 1
+    assert frames["test"]["prompt_tokens"][0] == 7
+    assert frames["train"]["prompt_tokens"].isna().tolist() == [False, True] + [False] * 18
+    assert frames["train"]["other_split"].isna().all()
+
+
 def test_good_data_pass(tmp_path):
     assert examine({split: frame(records) for split, records in splits().items()}, params(), tmp_path) == []
     report = read_json(tmp_path / "report.json")
@@ -168,12 +183,12 @@ def replaced(split: str, index: int, **cells: object) -> dict[str, pd.DataFrame]
             ["split train: expect_column_values_to_be_unique of column id", "2 of 20 rows"],
         ),
         (
-            replaced("train", 2, answer=None),
+            replaced("test", 2, answer=None),
             {},
             [
-                "split train: expect_column_values_to_not_be_null of column answer",
-                "1 of 20 rows",
-                "id '0012', answer None, prompt '12 + 5'",
+                "split test: expect_column_values_to_not_be_null of column answer",
+                "1 of 5 rows",
+                "id '0042', answer None, prompt '42 + 5'",
             ],
         ),
         (

@@ -6,12 +6,14 @@ import pytest
 from tests.shared import SHARED
 from training.batches import Tree
 from training.config import PreferencesConfig, PromptConfig, RewardsConfig
+from training.data.files import read_records
 from training.errors import BadInput
 from training.preferences import (
     Pair,
     divide_pairs,
-    pairs_from_file,
+    pair_columns,
     pairs_from_rollouts,
+    read_choices,
     read_pairs,
     write_pairs,
 )
@@ -27,7 +29,12 @@ TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor 
 def from_rows(tmp_path, *rows, **settings):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return pairs_from_file(path, PreferencesConfig(source="file", path=path.name, **settings))
+    return from_file(path, path.name, **settings)
+
+
+def from_file(path, name, **settings):
+    config = PreferencesConfig(source="file", path=name, **settings)
+    return read_choices(read_records(path, pair_columns(config), name), config)
 
 
 def said(role, content):
@@ -53,7 +60,7 @@ def test_texts_messages_and_whole_conversations_mean_the_same(tmp_path):
         {"prompt": "2+2?", "chosen": "4", "rejected": "4"},
     )
     assert pairs == [Pair("2+2?", "4", "5")] * 4
-    assert counts == {"rows": 5, "equal": 1}
+    assert counts == {"rows": 5, "equal": 1, "bad_rows": 0}
 
 
 def test_earlier_messages_are_the_context_and_a_margin_is_read(tmp_path):
@@ -112,6 +119,56 @@ def test_a_bad_row_is_named_by_its_line(tmp_path, row, message):
     assert message in str(error.value)
 
 
+HH = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: 2+2?\n\nAssistant: "
+
+
+def test_dialogues_as_hh_writes_them(tmp_path):
+    [pair], counts = from_rows(
+        tmp_path, {"chosen": HH + "It is 4.\nSee?", "rejected": HH + "five"}, format="hh"
+    )
+    assert pair == Pair(
+        "2+2?", "It is 4.\nSee?", "five", 0.0, (said("user", "Hi"), said("assistant", "Hello"))
+    )
+    assert counts == {"rows": 1, "equal": 0, "bad_rows": 0}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": HH + "4", "rejected": "\n\nHuman: x\n\nAssistant: 5"}, "the messages before its last one are not"),
+        ({"chosen": HH + "4", "rejected": HH}, "column 'rejected': holds ''"),
+        ({"chosen": "4", "rejected": HH + "5"}, "column 'chosen': holds '4'; expected a dialogue that begins with"),
+        ({"chosen": ["4"], "rejected": HH + "5"}, "column 'chosen': holds ['4']; expected a text"),
+        ({"chosen": "\n\nAssistant: 4", "rejected": HH + "5"}, "one message alone"),
+        ({"chosen": HH + "4\n\nHuman: no", "rejected": HH + "5"}, "its last message is the assistant's, expected the user's"),
+    ],
+)  # fmt: skip
+def test_dialogues_that_make_no_pair_are_named_or_left_out(tmp_path, row, message):
+    good = {"chosen": HH + "4", "rejected": HH + "5"}
+    with pytest.raises(BadInput) as error:
+        from_rows(tmp_path, good, row, format="hh")
+    assert str(error.value).startswith("pairs.jsonl, line 2: column ") or "one message" in message
+    assert message in str(error.value)
+    pairs, counts = from_rows(tmp_path, good, row, format="hh", skip_bad_rows=1)
+    assert (len(pairs), counts["bad_rows"]) == (1, 1)
+
+
+def test_pairs_as_ultrafeedback_writes_them(tmp_path):
+    row = {
+        "prompt": "2+2?",
+        "chosen": [said("user", "2+2?"), said("assistant", "4")],
+        "rejected": [said("user", "2+2?"), said("assistant", "5")],
+        "score_chosen": 8.5,
+        "score_rejected": 4.0,
+    }
+    assert from_rows(tmp_path, row)[0] == [Pair("2+2?", "4", "5")]
+
+
+def test_a_hub_source_needs_a_revision():
+    with pytest.raises(ValueError, match="needs revision"):
+        PreferencesConfig(source="hub", path="Anthropic/hh-rlhf")
+
+
 def test_a_file_source_needs_a_path():
     with pytest.raises(ValueError, match="source file needs path"):
         PreferencesConfig(source="file")
@@ -119,10 +176,8 @@ def test_a_file_source_needs_a_path():
 
 @pytest.mark.skipif(not DEMO.is_file(), reason=f"no preference data at {DEMO}")
 def test_peoples_choices_in_sharegpt_form_are_read_whole(tmp_path):
-    pairs, counts = pairs_from_file(
-        DEMO, PreferencesConfig(source="file", path=str(DEMO), prompt_column="conversations")
-    )
-    assert counts == {"rows": 300, "equal": 0}
+    pairs, counts = from_file(DEMO, str(DEMO), prompt_column="conversations")
+    assert counts == {"rows": 300, "equal": 0, "bad_rows": 0}
     assert len(pairs) == 300
     first = json.loads(DEMO.read_text())[0]
     assert pairs[0].prompt == first["conversations"][-1]["value"]
@@ -180,6 +235,16 @@ def test_right_completions_are_preferred_to_wrong_ones_of_the_same_prompt(render
         "problems": 3, "completions": 15, "truncated": 3, "ungraded": 0, "problems_with_pairs": 1
     }  # fmt: skip
     assert len(set(engine.seeds)) == 15
+
+
+def test_the_messages_before_a_problem_are_its_pairs_context(renderer, tokenizer):
+    context = [said("user", "0+1="), said("assistant", "1")]
+    rows = [{**ROWS[0], "context": context}]
+    chat = PromptRenderer(
+        tokenizer, PromptConfig(chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    )
+    pairs, _, _ = rolled_out(chat, ["1", "7"], rows)
+    assert pairs == [Pair("0+1=", "1", "7", 1.0, tuple(context))]
 
 
 def test_pairs_of_a_problem_are_bounded_and_drawn_from_the_seed(renderer):

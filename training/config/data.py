@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from training.config.base import Count, Fraction, Section
+from training.config.base import Count, Fraction, PositiveReal, Section
+
+SourceFormat = Literal[
+    "columns", "gsm8k", "math", "math500", "aime", "amc", "humaneval", "mbpp", "countdown", "reasoning_gym",
+    "openai", "sharegpt", "alpaca"
+]  # fmt: skip
+"""What a source's rows hold; `training.data.formats` says what becomes of each."""
 
 
 class PromptConfig(Section):
@@ -21,6 +27,8 @@ class PromptConfig(Section):
     """Jinja chat template instead of the tokenizer's own; `none` feeds the user message as plain text."""
     completion: str = "{solution}"
     """Reference completion for SFT; `{question}`, `{solution}` and `{answer}` stand for the row's fields."""
+    few_shot: Annotated[int, Field(ge=0)] = 0
+    """Solved questions of the train split, never the row's own, that are shown before each question."""
 
     @model_validator(mode="after")
     def _needs_question(self) -> PromptConfig:
@@ -39,13 +47,13 @@ class SourceConfig(Section):
     task: str | None = None
     """reasoning_gym: name of the task, for example chain_sum."""
     size: Count | None = None
-    """reasoning_gym: number of problems to make; file and hub: read at most this many rows."""
+    """reasoning_gym: number of problems to make; file and hub: take at most this many rows."""
     settings: dict[str, Any] = {}
     """reasoning_gym: settings of the task, for example {min_terms: 2}."""
     seed: int | None = None
     """reasoning_gym: seed of the generator; null means the run's seed."""
     path: str | None = None
-    """file: path (from the tree's root) or URL of a .jsonl, .jsonl.gz, .json, .parquet or .csv file; hub: the id owner/name."""
+    """file: path (from the tree's root), glob or URL of .jsonl, .json, .csv (each also with .gz) or .parquet; hub: the id owner/name."""
     revision: str | None = None
     """hub: commit hash or tag; required, so that a rerun reads the same rows."""
     config: str | None = None
@@ -54,22 +62,28 @@ class SourceConfig(Section):
     """hub: which of the data set's own splits to read."""
     split: Literal["auto", "train", "validation", "test"] = "auto"
     """Where the rows go; auto divides them by a hash of the question."""
-    format: Literal["columns", "humaneval", "mbpp"] = "columns"
-    """`columns` takes the columns named below; `humaneval` and `mbpp` make a question, a program and its tests of such rows."""
-    question_column: str = "question"
-    """Column that holds the question."""
-    answer_column: str = "answer"
-    """Column that holds the answer or, with answer_pattern, the solution that contains it."""
-    solution_column: str | None = None
-    """Column that holds the worked solution for SFT; null means the answer column as it stands."""
+    overlap: Literal["refuse", "leave_out"] = "refuse"
+    """What of a question that another source puts into another split: end the stage, or leave it out of this source."""
+    format: SourceFormat = "columns"
+    """What rows hold and become (docs/data.md); `columns` has a question, an answer and perhaps a solution."""
+    columns: dict[str, str] = {}
+    """Which column holds what where its name isn't the format's: {question: problem, answer: final}; dots lead into nested cells."""
+    where: dict[str, Annotated[list[str | int], Field(min_length=1)]] = {}
+    """Only rows whose columns have one of these values: {level: [Level 1, Level 2], type: [Algebra]}."""
     answer_pattern: str | None = None
-    """Regular expression whose first group is the answer inside the answer column, for example `####\\s*(.+)`."""
+    """Regular expression whose first group is the answer inside the answer's column; null means the format's own."""
+    question_remove: str | None = None
+    """Regular expression removed from the question, for example instructions that the recipe's template gives itself."""
     solution_remove: str | None = None
-    """Regular expression removed from the solution, for example `<<[^>]*>>` for GSM8K's calculator notes; null keeps all."""
+    """Regular expression removed from the solution; null means the format's own, "" keeps all."""
+    skip_bad_rows: Annotated[int, Field(ge=0)] = 0
+    """Rows that can't be used (no answer, an empty turn) which may be left out, counted and shown; one more ends the stage."""
+    weight: PositiveReal | None = None
+    """Share of the train split, in proportion to the other sources' weights; null on all of them takes every row once."""
     sha256: str | None = None
-    """file: hex digest the file must have; null takes any. A changed file alone starts no rerun, a changed digest does."""
+    """file: hex digest the file must have (of a glob, that of the list `sha256sum` prints); null takes any. A changed file alone starts no rerun, a changed digest does."""
     license: str | None = None
-    """Licence of the data, recorded in the manifest."""
+    """Licence of the data, recorded in the manifest; null means the format's, where that is one data set's."""
 
     @model_validator(mode="after")
     def _complete(self) -> SourceConfig:
@@ -81,11 +95,15 @@ class SourceConfig(Section):
             raise ValueError(
                 f"hub source {self.path!r} needs revision (a commit hash or tag), so that reruns read the same rows"
             )
+        if self.format == "reasoning_gym" and self.kind != "reasoning_gym":
+            raise ValueError(
+                f"format reasoning_gym is for kind reasoning_gym, whose tasks grade; this source is of kind {self.kind}"
+            )
         return self
 
     @model_validator(mode="after")
     def _patterns(self) -> SourceConfig:
-        for key in ("answer_pattern", "solution_remove"):
+        for key in ("answer_pattern", "question_remove", "solution_remove"):
             pattern = getattr(self, key)
             try:
                 groups = re.compile(pattern or "").groups

@@ -86,20 +86,30 @@ class PreferencesConfig(Section):
 
     enabled: bool = False
     """False: the stage writes a marker instead of pairs."""
-    source: Literal["rollouts", "file"] = "rollouts"
-    """`rollouts` samples from the SFT model and pairs completions by the grader's reward, `file` reads people's choices."""
+    source: Literal["rollouts", "file", "hub"] = "rollouts"
+    """`rollouts` samples from the SFT model and pairs completions by the grader's reward, `file` and `hub` read people's choices."""
     path: str | None = None
-    """file: path (from the tree's root) or URL of a .jsonl, .jsonl.gz, .json, .parquet or .csv file."""
+    """file: path (from the tree's root), glob or URL of .jsonl, .json, .csv (each also with .gz) or .parquet; hub: the id owner/name."""
+    revision: str | None = None
+    """hub: commit hash or tag; required, so that a rerun reads the same rows."""
+    config: str | None = None
+    """hub: name of the data set's configuration."""
+    hub_split: str = "train"
+    """hub: which of the data set's own splits to read."""
+    format: Literal["columns", "hh"] = "columns"
+    """file and hub: `columns` takes those named below; `hh` takes whole dialogues, `\\n\\nHuman: … \\n\\nAssistant: …`, without a prompt column."""
+    skip_bad_rows: Annotated[int, Field(ge=0)] = 0
+    """file and hub: rows that can't be used which may be left out, and are counted; one more ends the stage."""
     sha256: str | None = None
     """file: hex digest the file must have; null takes any. A changed file alone starts no rerun, a changed digest does."""
     prompt_column: str = "prompt"
-    """file: column with the prompt: a text, or chat messages of which the last is the user's."""
+    """file and hub: column with the prompt: a text, or chat messages of which the last is the user's."""
     chosen_column: str = "chosen"
-    """file: column with the preferred completion: a text, a chat message, or messages that end with it."""
+    """file and hub: column with the preferred completion: a text, a chat message, or messages that end with it."""
     rejected_column: str = "rejected"
-    """file: column with the other completion, in any of the same forms."""
+    """file and hub: column with the other completion, in any of the same forms."""
     margin_column: str | None = None
-    """file: column with a number that says how much better chosen is; null means 0 for every pair."""
+    """file and hub: column with a number that says how much better chosen is; null means 0 for every pair."""
     num_problems: Count = 256
     """rollouts: problems sampled, the first of the train split (which is in hash order)."""
     num_samples: Annotated[int, Field(ge=2)] = 8
@@ -117,8 +127,12 @@ class PreferencesConfig(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> PreferencesConfig:
-        if self.source == "file" and self.path is None:
-            raise ValueError("source file needs path")
+        if self.source in ("file", "hub") and self.path is None:
+            raise ValueError(f"source {self.source} needs path")
+        if self.source == "hub" and self.revision is None:
+            raise ValueError(
+                f"source hub {self.path!r} needs revision (a commit hash or tag), so that reruns read the same rows"
+            )
         return self
 
 

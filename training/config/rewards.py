@@ -18,6 +18,13 @@ class MathRewardConfig(Section):
     """Seconds one symbolic comparison may take before it is given up and counted (score: none)."""
 
 
+class ReasoningGymRewardConfig(Section):
+    """Settings of the `reasoning_gym` reward."""
+
+    timeout: PositiveReal = 5.0
+    """Seconds that a task's scorer may take for one completion before it is given up and counted (score: none)."""
+
+
 class FormatRewardConfig(Section):
     """Settings of the `format` reward."""
 
@@ -130,6 +137,8 @@ class RewardsConfig(Section):
     """Reward that decides whether an answer is right: used by validate and evaluate, 1.0 means right."""
     math: MathRewardConfig = MathRewardConfig()
     """How `math` compares answers."""
+    reasoning_gym: ReasoningGymRewardConfig = ReasoningGymRewardConfig()
+    """How `reasoning_gym` asks a task's own scorer."""
     format: FormatRewardConfig = FormatRewardConfig()
     """What `format` asks for."""
     code: CodeRewardConfig = CodeRewardConfig()

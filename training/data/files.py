@@ -11,9 +11,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +22,20 @@ from training.errors import BadInput
 
 Record = tuple[str, dict[str, Any]]
 """Where a record stands (`train.jsonl, line 3`) and its values by column."""
+
+
+class Column(NamedTuple):
+    """A column by its name, or the first of several names that is there; dots lead into nested cells."""
+
+    names: tuple[str, ...]
+    optional: bool = False
+
+    def within(self, present: Collection[str]) -> str | None:
+        """The name that is there: whole, or its beginning up to a dot that is; None where there is none."""
+        for name in self.names:
+            if name in present or name.partition(".")[0] in present:
+                return name
+        return None
 
 
 def is_url(path: str) -> bool:
@@ -54,8 +68,8 @@ def download(url: str, folder: Path) -> Path:
     return partial.replace(target)
 
 
-def read_records(path: Path, columns: Collection[str], name: str | None = None) -> Iterator[Record]:
-    """Yield the records of a file one by one; `columns` are those that each record must have.
+def read_records(path: Path, columns: Sequence[str | Column], name: str | None = None) -> Iterator[Record]:
+    """Yield the records of a file one by one; `columns` are those that each record must have, unless optional.
 
     `name` stands for the path in errors. Raises BadInput when the file is missing, of an unknown format,
     malformed (with the line) or lacks a column (with those it has).
@@ -75,24 +89,55 @@ def read_records(path: Path, columns: Collection[str], name: str | None = None) 
     return _READERS[suffix](path, columns, name)
 
 
-def require_columns(wanted: Collection[str], present: Collection[str], place: str) -> None:
-    """Raise BadInput naming the first of `wanted` that `present` lacks, and the columns that are there."""
+def require_columns(wanted: Sequence[str | Column], present: Collection[str], place: str) -> list[str]:
+    """The top-level columns that hold those of `wanted` that are there.
+
+    Raises BadInput naming the first that `present` lacks though it isn't optional, and the columns that are there.
+    """
+    found: dict[str, None] = {}
     for column in wanted:
-        if column not in present:
+        column = Column((column,)) if isinstance(column, str) else column
+        name = column.within(present)
+        if name is not None:
+            found[name if name in present else name.partition(".")[0]] = None
+        elif not column.optional:
+            names = " or ".join(map(repr, column.names))
             raise BadInput(
-                f"{place}: no column {column!r}; it has {', '.join(map(repr, present)) or 'none'} "
-                "(the settings that end in _column name the columns)"
+                f"{place}: no column {names}; it has {', '.join(map(repr, present)) or 'none'} "
+                "(the source's settings say which column holds what)"
             )
+    return list(found)
 
 
-def _jsonl(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
+def cell(record: dict[str, Any], column: Column, place: str) -> Any:
+    """The value of a column in a record; None where an optional one isn't there.
+
+    Raises BadInput when a dotted name leads nowhere.
+    """
+    name = column.within(record)
+    if name is None:
+        return None
+    if name in record:
+        return record[name]
+    value: Any = record
+    for number, part in enumerate(name.split(".")):
+        try:
+            value = value[int(part) if isinstance(value, list) else part]
+        except (IndexError, KeyError, TypeError, ValueError):
+            at = ".".join(name.split(".")[:number])
+            held = ", ".join(map(repr, value)) if isinstance(value, dict) else f"a {type(value).__name__}"
+            raise BadInput(f"{place}: no column {name!r}; at {at!r} it has {held}") from None
+    return value
+
+
+def _jsonl(path: Path, columns: Sequence[str | Column], name: str) -> Iterator[Record]:
     for number, line in _lines(path, name):
         if line.strip():
             place = f"{name}, line {number}"
             yield place, _object(_parse(line, place), columns, place)
 
 
-def _json(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
+def _json(path: Path, columns: Sequence[str | Column], name: str) -> Iterator[Record]:
     records = _parse("".join(line for _, line in _lines(path, name)), name)
     if not isinstance(records, list):
         raise BadInput(f"{name}: holds a JSON {type(records).__name__}, expected a list of objects")
@@ -101,7 +146,7 @@ def _json(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
         yield place, _object(record, columns, place)
 
 
-def _csv(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
+def _csv(path: Path, columns: Sequence[str | Column], name: str) -> Iterator[Record]:
     reader = csv.reader((line for _, line in _lines(path, name)), strict=True)
     try:
         header = next(reader, [])
@@ -116,12 +161,12 @@ def _csv(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
         raise BadInput(f"{name}, line {reader.line_num}: not valid CSV: {error}") from None
 
 
-def _parquet(path: Path, columns: Collection[str], name: str) -> Iterator[Record]:
+def _parquet(path: Path, columns: Sequence[str | Column], name: str) -> Iterator[Record]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
-            require_columns(columns, file.schema_arrow.names, name)
-            for batch in file.iter_batches(batch_size=4096, columns=list(columns)):
+            present = require_columns(columns, file.schema_arrow.names, name)
+            for batch in file.iter_batches(batch_size=4096, columns=present):
                 for record in batch.to_pylist():
                     number += 1
                     yield f"{name}, row {number}", record
@@ -129,7 +174,7 @@ def _parquet(path: Path, columns: Collection[str], name: str) -> Iterator[Record
         raise BadInput(f"{name}: not a whole parquet file (after row {number}): {error}") from None
 
 
-_READERS: dict[str, Callable[[Path, Collection[str], str], Iterator[Record]]] = {
+_READERS: dict[str, Callable[[Path, Sequence[str | Column], str], Iterator[Record]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
@@ -168,11 +213,10 @@ def _parse(text: str, place: str) -> Any:
         raise BadInput(f"{place}: not valid JSON: nested too deeply") from None
 
 
-def _object(record: Any, columns: Collection[str], place: str) -> dict[str, Any]:
+def _object(record: Any, columns: Sequence[str | Column], place: str) -> dict[str, Any]:
     if not isinstance(record, dict):
-        raise BadInput(
-            f"{place}: a JSON {type(record).__name__}, expected an object with {', '.join(map(repr, columns))}"
-        )
+        names = [repr(column if isinstance(column, str) else column.names[0]) for column in columns]
+        raise BadInput(f"{place}: a JSON {type(record).__name__}, expected an object with {', '.join(names)}")
     require_columns(columns, record, place)
     return record
 

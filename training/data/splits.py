@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from training.config import SourceConfig, SplitsConfig
-from training.data.sources import Example
+from training.data.chats import Message
+from training.data.formats import Example
 from training.errors import BadInput
 
 SPLITS = ("train", "validation", "test")
@@ -26,8 +27,11 @@ class Row(NamedTuple):
     split: str
     source: int
     question: str
-    solution: str
-    answer: str
+    solution: str | None
+    answer: str | None
+    level: str | None = None
+    subject: str | None = None
+    context: tuple[Message, ...] = ()
 
 
 @dataclass
@@ -70,16 +74,24 @@ def split_of(key: bytes, shares: SplitsConfig) -> str:
 def divide(sources: Sequence[tuple[SourceConfig, Iterable[Example]]], shares: SplitsConfig) -> Division:
     """Give every distinct question one split.
 
-    Sources with a split of their own come first, so a question that an `auto` source repeats stays where they
-    put it; otherwise the first of several equal questions is kept. Raises BadInput when two sources put one
-    question into different splits, and when an `auto` split with a share gets no row.
+    Sources with a split of their own come first, but for those that leave overlaps out, so a question that an `auto` source repeats stays where they
+    put it; otherwise the first of several equal questions is kept. Two conversations are the same question when
+    all that was said before is the same too. Raises BadInput when two sources put one question into different splits,
+    when an `auto` split with a share gets no row, and for rows without an answer outside of train.
     """
     division = Division()
     overlaps: list[tuple[Row, str, int]] = []
-    for index in sorted(range(len(sources)), key=lambda i: sources[i][0].split == "auto"):
+    yielding = [config.split == "auto" or config.overlap == "leave_out" for config, _ in sources]
+    for index in sorted(range(len(sources)), key=lambda i: yielding[i]):
         config, examples = sources[index]
         for example in examples:
-            key = question_key(example.question)
+            if example.answer is None and config.split != "train":
+                raise BadInput(
+                    f"prepare.sources.{index} ({config.label}): the question {example.question[:80]!r} has no answer to grade, so "
+                    "it can't be tested on; give the source `split: train`, or name the column of the answer "
+                    "(columns: {answer: …})"
+                )
+            key = question_key("\n".join([*(m["content"] for m in example.context), example.question]))
             first = division.rows.get(key)
             if first is None:
                 split = split_of(key, shares) if config.split == "auto" else config.split
@@ -87,7 +99,7 @@ def divide(sources: Sequence[tuple[SourceConfig, Iterable[Example]]], shares: Sp
                 continue
             division.duplicates[index] += 1
             division.contradictions[index] += first.answer != example.answer
-            if config.split not in ("auto", first.split):
+            if config.split not in ("auto", first.split) and config.overlap == "refuse":
                 overlaps.append((first, config.split, index))
     _refuse_overlaps(overlaps, [config for config, _ in sources])
     _refuse_empty(division, [config for config, _ in sources], shares)
@@ -102,7 +114,7 @@ def _refuse_overlaps(overlaps: list[tuple[Row, str, int]], sources: list[SourceC
     raise BadInput(
         f"the question {row.question!r} is in split {row.split} (prepare.sources.{row.source}, {sources[row.source].label}) "
         f"and in split {split} (prepare.sources.{index}, {sources[index].label}){others}; "
-        "keep each question in one split, or give both sources `split: auto`"
+        "keep each question in one split, give both sources `split: auto`, or one of them `overlap: leave_out`"
     )
 
 

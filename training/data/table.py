@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,44 +9,52 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.config import PromptConfig
+from training.data.shots import Shots
 from training.data.splits import Row
+from training.data.text import fill_row
 
+REQUIRED = ("id", "prompt", "source")
 COLUMNS = ("id", "prompt", "completion", "answer", "source")
-"""`prompt` is the user message, before any chat template; `completion` the reference one. All are texts."""
-SCHEMA = pa.schema([pa.field(name, pa.string(), nullable=False) for name in COLUMNS])
+"""`prompt` is the user message, before any chat template; `completion` the reference one, null where there is none, and
+`answer` what the grader needs, null where nothing can be graded. All are texts."""
+_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
+SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.string(), nullable=name not in REQUIRED) for name in COLUMNS),
+        pa.field("level", pa.string()),
+        pa.field("subject", pa.string()),
+        pa.field("context", pa.list_(_MESSAGE)),
+    ]
+)
+"""Beside COLUMNS: how hard a question is and what it is about, where the source says so, and the messages before it."""
 _ROW_GROUP = 16_384
 
 
-def write_table(
-    path: Path, rows: Iterable[tuple[str, Row]], sources: Sequence[str], prompt: PromptConfig
-) -> None:
-    """Write (id, row) pairs in their order; `sources` are the sources' names by number.
+def write_table(path: Path, rows: Iterable[tuple[str, Row]], sources: Sequence[str], shots: Shots) -> int:
+    """Write (id, row) pairs in their order; `sources` are the sources' names by number. Returns their number.
 
     Equal rows give equal bytes. Memory: one row group.
     """
     iterator = iter(rows)
+    number = 0
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
         while group := list(islice(iterator, _ROW_GROUP)):
-            records = [
-                (
-                    key,
-                    fill(prompt.template, question=row.question),
-                    fill(prompt.completion, question=row.question, solution=row.solution, answer=row.answer),
-                    row.answer,
-                    sources[row.source],
+            records = []
+            for key, row in group:
+                user, completion = fill_row(row, shots.prompt)
+                context, message = shots.shown(row, user)
+                records.append(
+                    {
+                        "id": key,
+                        "prompt": message,
+                        "completion": completion,
+                        "answer": row.answer,
+                        "source": sources[row.source],
+                        "level": row.level,
+                        "subject": row.subject,
+                        "context": context,
+                    }
                 )
-                for key, row in group
-            ]
-            writer.write_table(
-                pa.table(
-                    [pa.array(column, pa.string()) for column in zip(*records, strict=True)], schema=SCHEMA
-                )
-            )
-
-
-def fill(template: str, **fields: str) -> str:
-    """Put the fields' texts where `{name}` stands, all at once: braces in the texts, or other braces, stay as they are."""
-    return re.sub(
-        r"\{(" + "|".join(map(re.escape, fields)) + r")\}", lambda match: fields[match[1]], template
-    )
+            writer.write_table(pa.Table.from_pylist(records, schema=SCHEMA))
+            number += len(group)
+    return number

@@ -8,7 +8,7 @@ from typing import Any
 
 from training.config import RewardsConfig
 from training.evaluation.metrics import Graded
-from training.prompts import PromptRenderer
+from training.prompts import Message, PromptRenderer
 from training.randomness import derive_seed
 from training.rewards import RewardSum
 from training.rewards.code import extract_program
@@ -25,6 +25,8 @@ class Problem:
     prompt: str
     answer: str
     source: str
+    context: Sequence[Message] = ()
+    """The messages before the prompt."""
 
 
 def sample_problems(

@@ -21,9 +21,11 @@ from typing import Any
 from training.config import RewardsConfig
 from training.errors import BadInput
 from training.rewards.code import CodeReward
+from training.rewards.countdown import CountdownReward
 from training.rewards.equations import EquationsReward
 from training.rewards.explained import finished
 from training.rewards.format import FormatReward
+from training.rewards.gym import ReasoningGymReward
 from training.rewards.judge import JudgeReward
 from training.rewards.language import LanguageReward
 from training.rewards.math import MathReward
@@ -37,6 +39,8 @@ Reward = Callable[..., Any]
 BUILT_IN: dict[str, Callable[[RewardsConfig], Reward]] = {
     "math": lambda config: MathReward(config.math.timeout),
     "code": lambda config: CodeReward(config.code),
+    "countdown": lambda config: CountdownReward(),
+    "reasoning_gym": lambda config: ReasoningGymReward(config.reasoning_gym.timeout),
     "format": lambda config: FormatReward(config.format.pattern),
     "overlong": lambda config: OverlongReward(config.overlong.max_length, config.overlong.buffer),
     "repetition": lambda config: RepetitionReward(

@@ -14,6 +14,7 @@ from typing import Any
 
 from training.config import CodeRewardConfig
 from training.rewards.explained import Explained, ExplainingReward
+from training.rewards.extract import after_thinking
 from training.sandbox.grader import Grader
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*+)[^\n]*+\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -43,12 +44,11 @@ class CodeReward(ExplainingReward):
 
 def extract_program(text: str) -> str | None:
     """The program in a completion, or None; see the module's docstring for the order."""
-    if "</think>" in text:
-        text = text.rpartition("</think>")[2]
-    elif "<think>" in text:
+    rest = after_thinking(text)
+    if rest is None:
         return None
-    blocks = [(match[1].lower(), match[2]) for match in _BLOCK.finditer(text)]
+    blocks = [(match[1].lower(), match[2]) for match in _BLOCK.finditer(rest)]
     if not blocks:
-        return text if text.strip() else None
+        return rest if rest.strip() else None
     marked = [body for mark, body in blocks if mark in _PYTHON] or [body for mark, body in blocks if not mark]
     return marked[-1] if marked else None

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from training.boxed import last_boxed
 from training.rewards.closed_form import closed_form, surely_differ
 from training.rewards.explained import Explained, ExplainingReward
+from training.rewards.extract import after_thinking, tagged
 from training.rewards.symbolic import compare
 
 _FRACTION = r"\\[dt]?frac\s*(?:\{\s*-?\d+\s*\}|\d)\s*(?:\{\s*\d+\s*\}|\d)"
@@ -28,7 +30,6 @@ NUMBER = re.compile(
 _NUMERIC = re.compile(r"([-+]?)(?:(\d+\.?\d*|\.\d+)(?:/(\d+\.?\d*|\.\d+))?|(\d*)\\frac\{(-?\d+)\}\{(\d+)\})")
 _TEX_FRACTION = re.compile(r"\\[dt]?frac\s*(\{[^{}]*\}|\d)\s*(?=([\d{]))(?:(\d)|)")
 _ANSWER_IS = re.compile(r"answer\s+is\s*:?\s*(.+?)(?:\.(?=\s|$)|\n|$)", re.IGNORECASE)
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
 _TEXT_UNIT = re.compile(
     r"(?<=[\d}%])(?:\s|\\[ ,;])*\\(?:text|textbf|textit|mathrm|mathbf|mbox|rm)\s*\{([\sA-Za-z./]*)\}(?:\s*\^\s*\{?\d\}?)?$"
@@ -91,16 +92,16 @@ class MathReward(ExplainingReward):
 
 def extract_answer(text: str) -> str | None:
     """The final answer in a completion, or None; see the module's docstring for the order."""
-    if "</think>" in text:
-        text = text.rpartition("</think>")[2]
-    elif "<think>" in text:
+    rest = after_thinking(text)
+    if rest is None:
         return None
+    text = rest
     if (boxed := last_boxed(text)) is not None:
         return boxed
     if "####" in text:
         return text.rpartition("####")[2].strip().split("\n")[0].strip() or None
-    if tags := _ANSWER_TAG.findall(text):
-        return _inner(tags[-1])
+    if (tag := tagged(text)) is not None:
+        return _inner(tag)
     if statements := _ANSWER_IS.findall(text):
         return _inner(statements[-1])
     if numbers := NUMBER.findall(text):
@@ -221,19 +222,3 @@ def _inner(text: str) -> str | None:
         return text or None
     words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[a-zA-Z]+", "", text))
     return numbers[-1].strip() if words else text
-
-
-def last_boxed(text: str) -> str | None:
-    """What the last `\\boxed{}` (or `\\fbox{}`, or `\\boxed 2`) holds; None where there is none or it is empty."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if start < 0:
-        return None
-    rest = text[start:].partition("x")[2] if text.startswith("\\fbox", start) else text[start + 6 :]
-    if not rest.startswith("{"):
-        return found[1] if (found := re.match(r"\s+([^\s$.,\\]+)", rest)) else None
-    depth = 0
-    for position, letter in enumerate(rest):
-        depth += {"{": 1, "}": -1}.get(letter, 0)
-        if depth == 0:
-            return rest[1:position].strip() or None
-    return None

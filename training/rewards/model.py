@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 
 from training.batches import Tree
-from training.prompts import PromptRenderer
+from training.prompts import Message, PromptRenderer
 from training.reward_model import score_branches
 
 
@@ -38,9 +38,11 @@ class ModelReward:
         completion_ids: Sequence[list[int]] | None = None,
         finish_reason: Sequence[str] | None = None,
         step_ends: Sequence[Sequence[int]] | None = None,
+        context: Sequence[Sequence[Message]] | None = None,
         **_: Any,
     ) -> list[float] | list[list[float]]:
-        """Scores in order; `completion_ids`, the ids that were sampled, are taken as they are, texts else.
+        """Scores in order; `completion_ids`, the ids that were sampled, are taken as they are, texts else;
+        `context` are the messages before each prompt.
 
         With `step_ends`, the indices of each completion's steps' last ids, a list of scores for each completion.
         """
@@ -49,9 +51,10 @@ class ModelReward:
             branches = map(self._rendered, completions, reasons)
         else:
             branches = map(self._sampled, completion_ids, reasons)
+        asked = zip(prompts, context or [()] * len(prompts), strict=True)
         trees = [
-            Tree(self.renderer.ids(prompt), [branch for _, branch in group])
-            for prompt, group in groupby(zip(prompts, branches, strict=True), key=lambda pair: pair[0])
+            Tree(self.renderer.ids(*question), [branch for _, branch in group])
+            for question, group in groupby(zip(asked, branches, strict=True), key=lambda pair: pair[0])
         ]
         pad_id = self.renderer.tokenizer.pad_token_id or 0
         scores = score_branches(self.model, trees, pad_id, self.micro_batch_tokens, step_ends)

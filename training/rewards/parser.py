@@ -1,4 +1,4 @@
-"""math-verify's parser, warmed up: what the fork server of `symbolic` imports, so that every worker begins with it."""
+"""math-verify's parser, warmed up: what the fork server of `symbolic`'s workers imports, so that every worker begins with it."""
 
 from __future__ import annotations
 

@@ -34,6 +34,8 @@ def write(path: Path, rows: list[dict]) -> Path:
             path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         case ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
+        case ".json.gz":
+            path.write_bytes(gzip.compress(json.dumps(rows).encode()))
         case ".csv":
             with path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, rows[0].keys())
@@ -42,7 +44,7 @@ def write(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "a.csv"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz", "a.parquet", "a.csv"])
 def test_every_format_gives_the_same_records(tmp_path, name):
     records = list(read_records(write(tmp_path / name, ROWS), COLUMNS))
     assert [values for _, values in records] == ROWS

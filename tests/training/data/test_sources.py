@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from training.config import SourceConfig
-from training.data.sources import Example, read_examples
+from training.data.formats import Example
+from training.data.sources import read_examples
 from training.errors import BadInput
 
 SHARED = Path(os.environ.get("GRADELINE_SHARED", Path(__file__).parents[4] / "shared"))
@@ -52,7 +53,7 @@ def test_reasoning_gym_seed():
 
 
 def test_reasoning_gym_metadata_is_a_column():
-    config = source(kind="reasoning_gym", task="gsm_symbolic", size=2, solution_column="answer_cot")
+    config = source(kind="reasoning_gym", task="gsm_symbolic", size=2, columns={"solution": "answer_cot"})
     for example in read_examples(config, seed=1):
         assert example.solution.endswith(f"#### {example.answer}")
 
@@ -79,8 +80,7 @@ def test_pattern_solution_and_numbers(tmp_path):
     )
     config = source(
         path=str(path),
-        question_column="q",
-        answer_column="a",
+        columns={"question": "q", "answer": "a"},
         answer_pattern=r"####\s*(.+)",
         solution_remove="<<[^>]*>>",
     )
@@ -168,7 +168,7 @@ def test_hub(hub):
 def test_hub_with_unknown_split_or_column(hub):
     config = {"kind": "hub", "path": str(hub), "revision": "v1"}
     assert "split 'dev'" in bad(source(**config, hub_split="dev"))
-    assert "no column 'key'; it has 'question', 'answer'" in bad(source(**config, answer_column="key"))
+    assert "no column 'key'; it has 'question', 'answer'" in bad(source(**config, columns={"answer": "key"}))
 
 
 def test_hub_needs_a_revision():

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.config import SourceConfig, SplitsConfig
-from training.data.sources import Example
+from training.data.formats import Example
 from training.data.splits import SPLITS, divide, question_key, split_of
 from training.errors import BadInput
 
@@ -111,6 +111,13 @@ def test_question_in_train_and_test_names_it_and_both_sources():
     assert "'b?'" in message
     assert "split train (prepare.sources.0, file:one.jsonl)" in message
     assert "split test (prepare.sources.1, file:two.jsonl)" in message
+
+
+def test_a_source_may_leave_out_what_another_split_has():
+    train = source("train", "one").model_copy(update={"overlap": "leave_out"})
+    division = divide([(train, examples("a?", "b?")), (source("test", "two"), examples("b?", "c?"))], SHARES)
+    assert members(division) == {"a?": "train", "b?": "test", "c?": "test"}
+    assert division.duplicates == {0: 1}
 
 
 def test_too_few_rows_for_a_split():

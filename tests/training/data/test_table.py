@@ -1,11 +1,12 @@
-import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from training.config import PromptConfig
+from training.data.shots import Shots
 from training.data.splits import Row
-from training.data.table import COLUMNS, fill, write_table
+from training.data.table import SCHEMA, write_table
+from training.data.text import fill
 
 
 def rows(number: int) -> list[tuple[str, Row]]:
@@ -17,7 +18,7 @@ def rows(number: int) -> list[tuple[str, Row]]:
 def test_round_trip_and_equal_bytes(tmp_path):
     prompt = PromptConfig(template="Q: {question} {{x}}", completion="{solution}\n#### {answer}")
     for name in ("a", "b"):
-        write_table(tmp_path / name, rows(20_000), ["one", "two"], prompt)
+        write_table(tmp_path / name, rows(20_000), ["one", "two"], Shots(prompt, []))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     table = pq.read_table(tmp_path / "a")
     assert table.num_rows == 20_000
@@ -27,13 +28,17 @@ def test_round_trip_and_equal_bytes(tmp_path):
         "completion": "it is 17001\n#### 17001",
         "answer": "17001",
         "source": "two",
+        "level": None,
+        "subject": None,
+        "context": [],
     }
 
 
 def test_an_empty_split_keeps_its_columns(tmp_path):
-    write_table(tmp_path / "a", [], [], PromptConfig())
+    write_table(tmp_path / "a", [], [], Shots(PromptConfig(), []))
     table = pq.read_table(tmp_path / "a")
-    assert (table.num_rows, tuple(table.column_names), set(table.schema.types)) == (0, COLUMNS, {pa.string()})
+    assert table.num_rows == 0
+    assert table.schema.equals(SCHEMA)
 
 
 @given(st.text(), st.text())

@@ -6,7 +6,7 @@ import pytest
 from benchmarks import graders
 from tests.shared import SHARED, needs_shared
 from training.config import RewardsConfig
-from training.rewards import load_reward, symbolic
+from training.rewards import load_reward, symbolic, workers
 from training.rewards.math import MathReward, extract_answer, normalize_answer
 
 
@@ -117,9 +117,9 @@ def test_a_comparison_that_takes_too_long_scores_none_and_the_next_is_right():
 def test_a_killed_server_is_started_again_and_leaves_no_process():
     for _ in range(3):
         assert MathReward(60).equal(["2x"], ["x+x"]) == [1.0]
-        below = psutil.Process(symbolic._server.pid).children(recursive=True)
-        assert len(below) > symbolic.WORKERS
-        symbolic._server.kill()
+        below = psutil.Process(symbolic.server.server.pid).children(recursive=True)
+        assert len(below) > workers.WORKERS
+        symbolic.server.server.kill()
         assert MathReward(60).equal(["2x"], ["x+x"]) == [1.0]
         assert psutil.wait_procs(below, timeout=30)[1] == []
 
@@ -130,8 +130,8 @@ def test_every_worker_that_was_killed_is_replaced_by_one_that_works():
     slow = r"\int_0^1 e^{-x^2\sin x}dx"
     for _ in range(3):
         assert (
-            MathReward(1).equal([slow] * symbolic.WORKERS, ["0.8"] * symbolic.WORKERS)
-            == [None] * symbolic.WORKERS
+            MathReward(1).equal([slow] * workers.WORKERS, ["0.8"] * workers.WORKERS)
+            == [None] * workers.WORKERS
         )
         time.sleep(0.3)
         assert MathReward(60).equal(["2x"] * 4, ["x+x"] * 4) == [1.0] * 4

@@ -1,0 +1,24 @@
+"""Templates of the recipe, filled with a row's texts."""
+
+from __future__ import annotations
+
+import re
+
+from training.config import PromptConfig
+from training.data.splits import Row
+
+
+def fill(template: str, **fields: str) -> str:
+    """Put the fields' texts where `{name}` stands, all at once: braces in the texts, or other braces, stay as they are."""
+    return re.sub(
+        r"\{(" + "|".join(map(re.escape, fields)) + r")\}", lambda match: fields[match[1]], template
+    )
+
+
+def fill_row(row: Row, prompt: PromptConfig) -> tuple[str, str | None]:
+    """The user message and the reference completion of a row, None where the row lacks what the template names."""
+    fields = {"question": row.question, "solution": row.solution, "answer": row.answer}
+    known = {name: text for name, text in fields.items() if text is not None}
+    lacks = any(f"{{{name}}}" in prompt.completion for name in fields.keys() - known.keys())
+    completion = None if lacks else fill(prompt.completion, **known)
+    return fill(prompt.template, question=row.question), completion

@@ -1,4 +1,4 @@
-"""Stage `preferences`: pairs of completions for `dpo` and `reward_model`, with counts.json beside them."""
+"""Stage `preferences`: pairs of completions for `dpo` and `reward_model`, and solve rates for `rl`'s curriculum."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pandas as pd
 
 from tasks.prepare import checked_digest, local_file
 from tasks.stage import Stage, resolve_model, run_stage
+from training.curriculum import SolveRate, write_rates
 from training.errors import BadInput
 from training.models import (
     context_length,
@@ -32,11 +33,18 @@ from training.storage import write_json
 
 
 def preferences(stage: Stage) -> None:
-    """Publish train.parquet and validation.parquet; counts.json says where the pairs come from."""
+    """Publish train.parquet and validation.parquet; counts.json says where the pairs come from.
+
+    Pairs made of rollouts come with solve_rates.parquet: how often each problem sampled was solved.
+    """
     config = stage.params.preferences
     if not config.enabled:
         return stage.disable()
-    pairs, counts = from_file(stage) if config.source == "file" else from_rollouts(stage)
+    rates: list[SolveRate] = []
+    if config.source == "file":
+        pairs, counts = from_file(stage)
+    else:
+        pairs, counts, rates = from_rollouts(stage)
     splits = divide_pairs(pairs, config.validation)
     counts["duplicates"] = len(pairs) - sum(map(len, splits.values()))
     if not all(splits.values()):
@@ -50,6 +58,8 @@ def preferences(stage: Stage) -> None:
     with stage.publish({name: float(number) for name, number in counts.items()}) as folder:
         for split in SPLITS:
             write_pairs(folder / f"{split}.parquet", splits[split])
+        if rates:
+            write_rates(folder / "solve_rates.parquet", rates)
         write_json(folder / "counts.json", {"source": config.source, "path": config.path, **counts})
     for split in SPLITS:
         stage.run.input(stage.output / f"{split}.parquet", split, split)
@@ -68,18 +78,18 @@ def from_file(stage: Stage) -> tuple[list[Pair], Counter[str]]:
     return pairs_from_file(file, config)
 
 
-def from_rollouts(stage: Stage) -> tuple[list[Pair], Counter[str]]:
+def from_rollouts(stage: Stage) -> tuple[list[Pair], Counter[str], list[SolveRate]]:
     """Completions of train problems, sampled from the SFT model and graded by `rewards.grader`."""
     params, config = stage.params, stage.params.preferences
     set_threads(params.threads)
     folder, data = resolve_model(stage.folder("sft")), stage.folder("prepare") / "train.parquet"
     frame = pd.read_parquet(data)
-    if config.num_problems > len(frame):
+    if config.num_problems is not None and config.num_problems > len(frame):
         raise BadInput(
             f"preferences.num_problems = {config.num_problems}: {data.name} holds {len(frame)} problems; "
-            "ask for at most as many"
+            "ask for at most as many, or for all with null"
         )
-    rows = [{str(k): v for k, v in row.items()} for row in frame.head(config.num_problems).to_dict("records")]
+    rows = [{str(k): v for k, v in row.items()} for row in frame[: config.num_problems].to_dict("records")]
     tokenizer = load_tokenizer(folder)
     renderer = PromptRenderer(tokenizer, params.prompt)
     longest, context = max(len(renderer.ids(row["prompt"])) for row in rows), context_length(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,19 @@ from tasks.stage import Stage, run_stage
 from tasks.tree import home
 from training.config import SourceConfig
 from training.data.files import download, is_url
+from training.data.hygiene.twins import leave_out_twins
 from training.data.sources import Example, read_examples
 from training.data.splits import SPLITS, Division, divide
 from training.data.table import write_table
 from training.errors import BadInput
 from training.storage import sha256_file, write_json
 
+SHOWN_PAIRS = 20
+"""Near-duplicates that counts.json shows; near_duplicates.jsonl has all."""
+
 
 def prepare(stage: Stage) -> None:
-    """Publish the three splits; counts.json says what each source gave and what was left out."""
+    """Publish the three splits; counts.json says what each source gave and what was left out, near_duplicates.jsonl names it."""
     params = stage.params
     sources = params.prepare.sources
     files = [local_file(stage, str(s.path)) if s.kind == "file" else None for s in sources]
@@ -31,20 +36,30 @@ def prepare(stage: Stage) -> None:
         for source, file in zip(sources, files, strict=True)
     ]
     division = divide(readers, params.prepare.splits)
+    threshold = params.prepare.near_duplicates
+    twins = leave_out_twins(division, threshold) if threshold else []
     rows_read = [reader.count for _, reader in readers]
-    counts = _counts(sources, division, rows_read, digests)
+    counts = _counts(sources, division, rows_read, digests) | {
+        "near_duplicates": len(twins),
+        "near_duplicates_of_held_out": sum(twin["of_split"] != "train" for twin in twins),
+        "near_duplicate_pairs": twins[:SHOWN_PAIRS],
+    }
     names = [source.label for source in sources]
     metrics = {f"rows_{split}": float(counts["rows"][split]) for split in SPLITS}
-    metrics["duplicates"] = float(counts["duplicates"])
+    metrics |= {name: float(counts[name]) for name in ("duplicates", "near_duplicates")}
     with stage.publish(metrics) as folder:
         for split in SPLITS:
             write_table(folder / f"{split}.parquet", division.split(split), names, params.prompt)
         write_json(folder / "counts.json", counts)
+        (folder / "near_duplicates.jsonl").write_text("".join(json.dumps(twin) + "\n" for twin in twins))
     for split in SPLITS:
         stage.run.input(stage.output / f"{split}.parquet", split, split)
     stage.run.artifact(stage.output / "counts.json")
     shown = ", ".join(f"{split} {counts['rows'][split]}" for split in SPLITS)
-    print(f"prepare: {shown}; {counts['duplicates']} duplicates left out", flush=True)
+    print(
+        f"prepare: {shown}; {counts['duplicates']} duplicates and {len(twins)} near-duplicates left out",
+        flush=True,
+    )
 
 
 class _Counted:

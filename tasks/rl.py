@@ -5,10 +5,12 @@ from __future__ import annotations
 import pandas as pd
 import transformers
 
+from tasks.prepare import checked_digest, local_file
 from tasks.roles import READ_THE_POLICYS_IDS, check_reading, checkpoints, held
 from tasks.stage import Stage, run_stage
 from training.checkpoint import history_text
 from training.critic import Critic
+from training.curriculum import choose, histogram, read_rates
 from training.experience import Problem
 from training.iterative import RewardLearner
 from training.models import (
@@ -44,7 +46,7 @@ def rl(stage: Stage) -> None:
     start = folders["policy"]
     tokenizer = load_tokenizer(start)
     renderer = PromptRenderer(tokenizer, params.prompt)
-    rows = pd.read_parquet(data)
+    rows, curriculum = follow_curriculum(stage, pd.read_parquet(data))
     stage.run.input(data, "train", "training")
     stage.run.text(renderer.text(rows["prompt"].iloc[0]), "rendered_prompt.txt")
     problems = [
@@ -107,19 +109,39 @@ def rl(stage: Stage) -> None:
         "value": critic,
     }
     stage.run.table("models", held(models, came_from))
+    stage.run.metrics(curriculum)
     history = trainer.train()
     metrics = {
         "first_reward": history[0]["reward"],
         "final_reward": history[-1]["reward"],
         "generated_tokens": sum(row["num_tokens"] for row in history),
     }
-    with stage.publish(metrics) as folder:
+    with stage.publish(metrics | curriculum) as folder:
         policy.save(folder, start, tokenizer)
         (folder / "history.jsonl").write_text(history_text(history))
         if critic is not None:
             critic.save(folder / "critic", folders["value"])
         if learner is not None:
             save_model(learner.model, learner.renderer.tokenizer, folder / "reward")
+
+
+def follow_curriculum(stage: Stage, rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float]]:
+    """The train problems that `rl.curriculum` leaves, in its order, and its counts as metrics; all of them where it is off."""
+    config = stage.params.rl.curriculum
+    if not config.enabled:
+        return rows, {}
+    if config.path is None:
+        file = stage.folder("preferences") / "solve_rates.parquet"
+    else:
+        file = local_file(stage, config.path)
+        checked_digest(config.path, file, config.sha256)
+    rates = read_rates(file, config.path)
+    stage.run.input(file, "solve_rates", "training")
+    kept, counts = choose(rows["id"].tolist(), rates, config)
+    shown = histogram([rates[id_].rate for id_ in rows["id"] if id_ in rates])
+    stage.run.text(shown + "\n", "solve_rates.txt")
+    print(f"rl: {', '.join(f'{name} {number}' for name, number in counts.items())}; {shown}", flush=True)
+    return rows.iloc[kept], {f"curriculum/{name}": float(number) for name, number in counts.items()}
 
 
 def reward_learner(

@@ -51,3 +51,11 @@ def fill(template: str, **fields: str) -> str:
     return re.sub(
         r"\{(" + "|".join(map(re.escape, fields)) + r")\}", lambda match: fields[match[1]], template
     )
+
+
+def unfill(template: str, text: str) -> str:
+    """The question in a prompt that `fill` made of a template; the text itself where that can't be told."""
+    before, _, after = template.partition("{question}")
+    if "{question}" in after or not text.startswith(before) or not text.endswith(after):
+        return text
+    return text[len(before) : len(text) - len(after)]

@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from training.data.hygiene.words import Words, mixed
+from training.data.splits import Division
 
 N = 3
 """Words in an n-gram."""
@@ -58,6 +60,37 @@ def find_twins(
             for gram in rare:
                 index[gram].append(i)
     return twins
+
+
+def leave_out_twins(division: Division, threshold: float) -> list[dict[str, Any]]:
+    """Remove train questions that are twins of a held-out one, or of an earlier train one with the same answer.
+
+    Held-out questions are never removed, so no benchmark changes. Returns, for each removed row: id, source (its number),
+    question and answer, those of the row it repeats (with `of_`), that one's split, and the similarity.
+    """
+    keys = sorted(
+        division.rows, key=lambda key: division.rows[key].split == "train"
+    )  # stable: sources' order
+    rows = [division.rows[key] for key in keys]
+    words = Words.of((row.question for row in rows), [str(row.source) for row in rows])
+    fixed = sum(row.split != "train" for row in rows)
+    twins = find_twins(words, threshold, fixed, [row.answer for row in rows])
+    for i in twins:
+        del division.rows[keys[i]]
+    return [
+        {
+            "id": keys[i].hex(),
+            "source": rows[i].source,
+            "question": rows[i].question,
+            "answer": rows[i].answer,
+            "of_id": keys[j].hex(),
+            "of_split": rows[j].split,
+            "of_question": rows[j].question,
+            "of_answer": rows[j].answer,
+            "similarity": round(similarity, 4),
+        }
+        for i, (j, similarity) in twins.items()
+    ]
 
 
 def _sets(words: Words) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -24,6 +24,7 @@ from training.storage import read_json
 
 ALGORITHMS = {
     "GRPO": "tiny+grpo",
+    "GRPO, curriculum": "tiny+grpo-curriculum",
     "Dr. GRPO": "tiny+dr-grpo",
     "DAPO": "tiny+dapo",
     "RLOO": "tiny+rloo",

@@ -78,12 +78,12 @@ class Stage:
 
     def _containment(self) -> dict[str, float]:
         """`unsandboxed_code`, where programs graded here may run without a sandbox: 1 if they did, 0 if there was one."""
-        params = self.params
+        params, grader = self.params, self.params.rewards.grader
         graders = {
-            "validate": [params.rewards.grader],
-            "preferences": [params.rewards.grader],
-            "rl": [*params.rl.reward_funcs, params.rewards.grader],
-            "evaluate": [params.rewards.grader],
+            "validate": [grader],
+            "preferences": [grader] if params.preferences.source == "rollouts" else [],
+            "rl": [*params.rl.reward_funcs, *([grader] if params.rl.iterative.reward_model_steps else [])],
+            "evaluate": [grader],
         }.get(self.name, [])
         enabled = getattr(params.section(self.name), "enabled", True)
         if not (params.rewards.code.unsafe and enabled and "code" in graders):

@@ -95,6 +95,7 @@ def test_from_rows_of_mbpp_to_an_rl_step(with_model):
     assert row["reward"] == 0.0
     _, run = tree.record("rl")
     assert "gradeline.unsafe_code" not in run.data.tags
+    assert "unsandboxed_code" not in run.data.metrics
 
 
 def test_a_reference_that_fails_its_tests_does_not_pass_the_gate(with_model):

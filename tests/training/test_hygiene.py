@@ -99,6 +99,18 @@ def test_a_frame_that_nearly_all_questions_share_is_no_part_of_them():
     assert find_twins(Words.of(framed), 0.9) == {}
 
 
+def test_the_same_figures_in_another_frame_are_another_question():
+    pairs = [f"{a}, {b}" for a in range(5, 10) for b in range(2, 7)]
+    gcd, lcm = ([f"Find the {what} of {text}." for text in pairs] for what in ("GCD", "LCM"))
+    words = Words.of(gcd + lcm, ["gcd"] * 25 + ["lcm"] * 25)
+    assert find_twins(words, 0.9) == {}
+    assert find_overlaps(words[:25], words[25:], 13, 0.8) == []
+    bare = Words.of(pairs)
+    assert [one.train for one in find_overlaps(words[25:], bare, 13, 0.8)] == list(range(25))
+    few = Words.of(gcd[:3])  # too few to see a frame
+    assert [one.train for one in find_overlaps(words, few, 13, 0.8)] == [0, 1, 2]
+
+
 def test_contamination_by_hand():
     test = [
         STORY.format(48),

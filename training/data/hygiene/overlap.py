@@ -3,7 +3,7 @@
 A training question is contaminated by an evaluation question when both are the same in words (see `words`), or when it
 holds all the evaluation question's numbers, as often as they stand there, and the n-grams that they share cover a given
 part of the evaluation question's words. So a problem with other numbers is another problem, and questions of fewer than n
-words are compared whole.
+words are compared whole. What nearly all questions of a source begin or end with is left out (see Words.of).
 
 n is at most 13 in GPT-3's search, which also leaves out n-grams that many training texts have, the wording of a template
 (Brown et al. 2020, arXiv:2005.14165, appendix C); here more than COMMON. The part covered is how Llama 2 tells dirty
@@ -13,11 +13,12 @@ samples, from 0.8 on (Touvron et al. 2023, arXiv:2307.09288, appendix A.6).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from training.data.hygiene.words import Words
+from training.data.hygiene.words import Words, comparable
 
 COMMON = 10
 
@@ -50,11 +51,19 @@ def _numbers(words: Words, text: int) -> Counter[int]:
     return Counter(words.hashes[own][words.numbers[own]].tolist())
 
 
-def _equal(train: Words, evaluation: Words) -> list[tuple[int, int]]:
+def _equal(train: Words, evaluation: Words) -> set[tuple[int, int]]:
+    """Pairs that are the same with their frames, or without them where the frames allow that."""
+    t_frames, e_frames = train.frames.tolist(), evaluation.frames.tolist()
+    whole = _same(train.with_frames(), evaluation.with_frames())
+    inside = _same(train, evaluation)
+    return {*whole, *(pair for pair in inside if comparable(t_frames[pair[0]], e_frames[pair[1]]))}
+
+
+def _same(train: Words, evaluation: Words) -> Iterator[tuple[int, int]]:
     rows = defaultdict(list)
     for e, key in enumerate(evaluation.whole().tolist()):
         rows[key].append(e)
-    return [(t, e) for t, key in enumerate(train.whole().tolist()) for e in rows.get(key, ())]
+    return ((t, e) for t, key in enumerate(train.whole().tolist()) for e in rows.get(key, ()))
 
 
 def _covered(train: Words, evaluation: Words, n: int) -> dict[tuple[int, int], float]:

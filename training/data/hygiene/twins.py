@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from training.data.hygiene.words import Words, mixed
+from training.data.hygiene.words import Words, comparable, mixed
 from training.data.splits import Division
 
 N = 3
@@ -36,6 +36,7 @@ def find_twins(
     of one of them, or of another one that stays and has the same answer. Time grows with the number of texts and of true twins, memory is about 100 bytes a word.
     """
     sets, starts, commonness = _sets(words)
+    frames = words.frames.tolist()
     index: dict[int, list[int]] = defaultdict(list)
     twins: dict[int, Twin] = {}
     for i in range(len(words)):
@@ -47,6 +48,8 @@ def find_twins(
         if i >= fixed and rare:
             for j in sorted({j for gram in rare for j in index.get(gram, ())}):
                 if answers is not None and j >= fixed and answers[j] != answers[i]:
+                    continue
+                if not comparable(frames[i], frames[j]):
                     continue
                 other = sets[starts[j] : starts[j + 1]]
                 if min(size, len(other)) < threshold * max(size, len(other)) - 1e-9:

@@ -43,8 +43,9 @@ def normal_words(text: str) -> list[str]:
 class Words:
     """Texts one after another: three arrays [W] hold every word, text i is those from starts[i] to ends[i].
 
-    `hashes` ignore case; `numbers` says which are numbers, `formal` which are formal. A formal word carries a problem's figures: a number, an operator, a TeX command, a name in
-    capitals (ABC) or a single letter (not a or i).
+    `hashes` ignore case; `numbers` says which are numbers, `formal` which are formal. A formal word carries a problem's
+    figures: a number, an operator, a TeX command, a name in capitals (ABC) or a single letter (not a or i). `outside`
+    [2, texts] are starts and ends with the frame, `frames` [texts] its hash, 0 where there is none.
     """
 
     hashes: np.ndarray
@@ -52,14 +53,17 @@ class Words:
     formal: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    outside: np.ndarray
+    frames: np.ndarray
 
     @classmethod
     def of(cls, texts: Iterable[str], sources: Sequence[str] | None = None) -> Words:
         """The words of questions, less their source's frame: words with which nearly all of its questions begin or end.
 
         A frame is an instruction ("Reason step by step"), a prompt's template or few examples; a data set and its copy
-        elsewhere may differ in it. `sources` names each text's, default one for all. Memory: 14 bytes a word, and once
-        each distinct word.
+        elsewhere may differ in it. Two different frames (`gcd of`, `lcm of`) make different questions of the same rest:
+        see `comparable`. `sources` names each text's, default one for all. Memory: 14 bytes a word, and once each distinct
+        word.
         """
         known: dict[str, int] = {}
         numbered, lengths = array("i"), array("q")
@@ -70,6 +74,7 @@ class Words:
         flat = np.array(numbered, np.int32)
         ends = np.cumsum(lengths, dtype=np.int64)
         starts = ends - np.array(lengths, np.int64)
+        outside = np.stack([starts, ends])
         names = np.array(sources if sources is not None else [""] * len(lengths))
         for name in np.unique(names):
             members = np.flatnonzero(names == name)
@@ -81,14 +86,29 @@ class Words:
         table = np.array([_hash(word.casefold().encode()) for word in known], np.uint64)
         numbers = np.array([word[0].isnumeric() for word in known], bool)
         formal = np.array([_FORMAL.match(word) is not None for word in known], bool)
-        return cls(table[flat], numbers[flat], formal[flat], starts, ends)
+        hashes = table[flat]
+        frames = np.zeros(len(starts), np.uint64)
+        for i in np.flatnonzero((outside[0] < starts) | (ends < outside[1])):
+            before, after = hashes[outside[0, i] : starts[i]], hashes[ends[i] : outside[1, i]]
+            frames[i] = _hash(before.tobytes() + b"|" + after.tobytes())
+        return cls(hashes, numbers[flat], formal[flat], starts, ends, outside, frames)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, part: slice) -> Words:
         """Some of the texts, without copying their words."""
-        return replace(self, starts=self.starts[part], ends=self.ends[part])
+        return replace(
+            self,
+            starts=self.starts[part],
+            ends=self.ends[part],
+            outside=self.outside[:, part],
+            frames=self.frames[part],
+        )
+
+    def with_frames(self) -> Words:
+        """The same texts with their frames."""
+        return replace(self, starts=self.outside[0], ends=self.outside[1])
 
     @property
     def lengths(self) -> np.ndarray:
@@ -115,6 +135,11 @@ class Words:
             ],
             np.uint64,
         )
+
+
+def comparable(frame: int, other: int) -> bool:
+    """Whether texts can be compared without these frames: both the same, or one of them none."""
+    return frame == other or not frame or not other
 
 
 def mixed(values: np.ndarray) -> np.ndarray:

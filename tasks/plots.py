@@ -91,8 +91,7 @@ def plot_checks(path: Path, title: str, rows: Sequence[tuple[str, float, float]]
 
     `rows` are (label, share, limit), drawn from the top. Bars beyond their limit are of another colour.
     """
-    height = 0.9 + 0.24 * len(rows)
-    figure = Figure(figsize=(SIZE_INCHES[0], max(SIZE_INCHES[1], height)), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     labels, shares, limits = zip(*rows, strict=True)
     places = range(len(rows))
@@ -100,12 +99,16 @@ def plot_checks(path: Path, title: str, rows: Sequence[tuple[str, float, float]]
         BAD_COLOR if share > limit else REWARD_COLOR for share, limit in zip(shares, limits, strict=True)
     ]
     axes.barh(places, [100 * share for share in shares], color=colors, height=0.6)
-    axes.plot([100 * limit for limit in limits], places, "|", color=INK, markersize=11, label="limit")
+    axes.plot([100 * limit for limit in limits], places, "|", color=INK, markersize=11)
+    for place, share in zip(places, shares, strict=True):
+        axes.annotate(
+            f"{100 * share:.1f}", (100 * share, place), xytext=(3, -3), textcoords="offset points", fontsize=8
+        )
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    axes.set_xlabel("% of the rows")
-    _finish(figure, axes, title, path, {"loc": "lower right"})
+    axes.set_xlabel("% of the rows (mark: limit)")
+    _finish(figure, axes, title, path, None)
 
 
 def plot_lengths(path: Path, title: str, edges: Sequence[float], counts: Mapping[str, Sequence[int]]) -> None:

@@ -309,14 +309,17 @@ def _result_plots(summary: dict[str, Any], folder: Path) -> list[dict[str, str]]
 
 def _data_plots(hygiene: dict[str, Any], folder: Path) -> list[dict[str, str]]:
     shown = []
-    rows = [
-        (f"{CHECKS[entry['column']]}, {entry['split']}", entry["failing"] / entry["rows"], entry["max_share"])
-        for entry in hygiene["checks"]
-    ]
+    worst: dict[str, tuple[float, float]] = {}
+    for entry in hygiene["checks"]:
+        share = entry["failing"] / entry["rows"]
+        worst[entry["column"]] = max(worst.get(entry["column"], (0.0, 0.0)), (share, entry["max_share"]))
+    rows = [(CHECKS[column], *shares) for column, shares in worst.items()]
     if rows:
         path = folder / "data_checks.png"
         plot_checks(path, "Rows that fail a check", rows)
-        shown.append(_figure(path, "Share of the rows that fail each check of the data, with its limit"))
+        shown.append(
+            _figure(path, "Share of the rows that fail each check, in the split with most, and its limit")
+        )
     for name, label in (("prompt_tokens", "Prompt length"), ("completion_tokens", "Reference length")):
         histogram = hygiene["lengths"][name]
         if histogram["edges"]:

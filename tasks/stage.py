@@ -68,7 +68,7 @@ class Stage:
         `metrics` are the stage's final numbers, written as metrics.json and shown on the pipeline's run; they
         must not depend on the machine's speed, for equal inputs give equal bytes.
         """
-        metrics = metrics | self._containment()
+        metrics = metrics | self.containment()
         with publishing(self.output) as folder:
             yield folder
             write_json(folder / METRICS, metrics)
@@ -76,7 +76,7 @@ class Stage:
         self.run.artifact(self.output / MANIFEST)
         self.run.tag(output_digest=output_digest(self.output))
 
-    def _containment(self) -> dict[str, float]:
+    def containment(self) -> dict[str, float]:
         """`unsandboxed_code`, where programs graded here may run without a sandbox: 1 if they did, 0 if there was one."""
         params, grader = self.params, self.params.rewards.grader
         graders = {

@@ -29,6 +29,7 @@ from training.storage import read_json
 
 ALGORITHMS = {
     "GRPO": "grpo",
+    "GRPO, curriculum": "grpo-curriculum",
     "Dr. GRPO": "dr-grpo",
     "DAPO": "dapo",
     "RLOO": "rloo",

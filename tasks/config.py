@@ -15,11 +15,16 @@ import yaml
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from training.config import (
+    ContaminationConfig,
     Count,
     DPOConfig,
     EvaluateConfig,
     Fraction,
+    LanguageConfig,
+    LeaksConfig,
+    LengthsConfig,
     ModelConfig,
+    NearDuplicatesConfig,
     PositiveReal,
     PreferencesConfig,
     PromptConfig,
@@ -31,6 +36,7 @@ from training.config import (
     SFTConfig,
     SourceConfig,
     SplitsConfig,
+    UnicodeConfig,
 )
 from training.errors import BadInput
 
@@ -61,6 +67,8 @@ class PrepareConfig(Section):
     """How `split: auto` sources are divided."""
     mixture_rows: Count | None = None
     """Rows of a train split that is mixed by weights; null means as many as there are without repeating one."""
+    near_duplicates: Annotated[Real, Field(gt=0, le=1)] | None = 0.9
+    """Train questions this similar to a held-out or an earlier train one are left out (see validate.near_duplicates); null keeps them."""
 
 
 class ValidateConfig(Section):
@@ -76,6 +84,18 @@ class ValidateConfig(Section):
     """Fewest rows each split may have."""
     min_accepted_answers: Fraction = 1.0
     """Share of the answers that the task's own grader must accept as right."""
+    near_duplicates: NearDuplicatesConfig = NearDuplicatesConfig()
+    """Train questions that repeat others in almost the same words."""
+    contamination: ContaminationConfig = ContaminationConfig()
+    """Evaluation questions in the train split."""
+    leaks: LeaksConfig = LeaksConfig()
+    """Answers that stand in the question."""
+    lengths: LengthsConfig = LengthsConfig()
+    """Outliers of length."""
+    language: LanguageConfig = LanguageConfig()
+    """Questions in an unexpected script."""
+    unicode: UnicodeConfig = UnicodeConfig()
+    """Characters that hide something."""
 
 
 class ReportConfig(Section):
@@ -163,6 +183,14 @@ class Params(Section):
             raise ValueError(
                 f"rl.reward_funcs = {self.rl.reward_funcs}: `model` is the reward model; set reward_model.enabled: true"
             )
+        curriculum = self.rl.curriculum
+        if self.rl.enabled and curriculum.enabled and curriculum.path is None:
+            sampled = self.preferences.enabled and self.preferences.source == "rollouts"
+            if not sampled:
+                raise ValueError(
+                    "rl.curriculum.enabled = True needs solve rates; set preferences.enabled: true (with source rollouts), "
+                    "whose samples give them, or rl.curriculum.path"
+                )
         return self
 
     @model_validator(mode="after")

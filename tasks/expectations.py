@@ -13,6 +13,8 @@ from typing import Any
 import pandas as pd
 
 from tasks.config import Params
+from tasks.hygiene import checks
+from training.data.splits import SPLITS
 from training.data.table import COLUMNS, REQUIRED
 from training.storage import write_json
 
@@ -24,11 +26,14 @@ _NO_TIME = "20000101T000000.000000Z"
 
 
 def suite_of(split: str, frame: pd.DataFrame, params: Params, context: int) -> list[Any]:
-    """The expectations of one split; what `measure` adds is expected only where it could be added.
+    """The expectations of one split, or of a further evaluation set; what `measure` adds is expected only where it could be added.
 
     `context` is the model's longest sequence in tokens.
     """
     gxe = _great_expectations().expectations
+    hygiene = [one.expectation(gxe) for one in checks(params) if one.column in frame]
+    if split not in SPLITS:
+        return hygiene
     present = [name for name in COLUMNS if name in frame]
     required = REQUIRED if split == "train" else (*REQUIRED, "answer")
     min_rows = {str(name): number for name, number in params.validation.min_rows.items()}
@@ -57,6 +62,7 @@ def suite_of(split: str, frame: pd.DataFrame, params: Params, context: int) -> l
             gxe.ExpectColumnValuesToBeInSet(
                 column="grade", value_set=["right"], mostly=params.validation.min_accepted_answers
             ),
+            *hygiene,
         ]
     return suite
 

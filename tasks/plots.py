@@ -1,4 +1,4 @@
-"""PNG plots of a run: learning curves, Pass@K and Maj@K against K, a reward model's calibration. Equal inputs give equal bytes."""
+"""PNG plots of a run: learning curves, Pass@K and Maj@K against K, a reward model's calibration, the data's checks. Equal inputs give equal bytes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ STYLES = {
 }
 """Colour, marker and dashes of each model: legible without colour too."""
 REWARD_COLOR = "#0f766e"
+BAD_COLOR = "#b91c1c"
 SIZE_INCHES = (4.4, 2.7)
 DPI = 180
 GRID = "#e5e7eb"
@@ -83,6 +84,46 @@ def plot_calibration(path: Path, title: str, bins: Sequence[Mapping[str, float]]
     axes.set_ylim(-0.02, 1.04)
     axes.set_xlabel("P(preferred > other), predicted")
     _finish(figure, axes, title, path, {"loc": "lower right"})
+
+
+def plot_checks(path: Path, title: str, rows: Sequence[tuple[str, float, float]]) -> None:
+    """One bar a check, its failing share, with a mark at the largest share allowed; shares between 0 and 1.
+
+    `rows` are (label, share, limit), drawn from the top. Bars beyond their limit are of another colour.
+    """
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    labels, shares, limits = zip(*rows, strict=True)
+    places = range(len(rows))
+    colors = [
+        BAD_COLOR if share > limit else REWARD_COLOR for share, limit in zip(shares, limits, strict=True)
+    ]
+    axes.barh(places, [100 * share for share in shares], color=colors, height=0.6)
+    axes.plot([100 * limit for limit in limits], places, "|", color=INK, markersize=11)
+    for place, share in zip(places, shares, strict=True):
+        axes.annotate(
+            f"{100 * share:.1f}", (100 * share, place), xytext=(3, -3), textcoords="offset points", fontsize=8
+        )
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("% of the rows (mark: limit)")
+    _finish(figure, axes, title, path, None)
+
+
+def plot_lengths(path: Path, title: str, edges: Sequence[float], counts: Mapping[str, Sequence[int]]) -> None:
+    """Histograms of lengths in tokens: the share of each split's rows in bins with these edges."""
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    drawn = {split: numbers for split, numbers in counts.items() if sum(numbers)}
+    for dashes, (split, numbers) in zip(("-", "--", ":"), drawn.items(), strict=False):
+        shares = [number / sum(numbers) for number in numbers]
+        axes.stairs(shares, edges, label=split, linestyle=dashes, color=INK, linewidth=1.5)
+        axes.stairs(shares, edges, fill=True, color=REWARD_COLOR, alpha=0.15)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _finish(figure, axes, title, path, {"loc": "best"} if len(drawn) > 1 else None)
 
 
 def _finish(figure: Figure, axes: Any, title: str, path: Path, legend: dict[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""Stage `preferences`: pairs of completions for `dpo` and `reward_model`, with counts.json beside them."""
+"""Stage `preferences`: pairs of completions for `dpo` and `reward_model`, and solve rates for `rl`'s curriculum."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 
 from tasks.prepare import checked_digest, local_files
 from tasks.stage import Stage, resolve_model
+from training.curriculum import SolveRate, write_rates
 from training.data.files import read_records
 from training.data.sources import read_hub
 from training.errors import BadInput
@@ -34,9 +35,16 @@ from training.storage import write_json
 
 
 def preferences(stage: Stage) -> None:
-    """Publish train.parquet and validation.parquet; counts.json says where the pairs come from."""
+    """Publish train.parquet and validation.parquet; counts.json says where the pairs come from.
+
+    Pairs made of rollouts come with solve_rates.parquet: how often each problem sampled was solved.
+    """
     config = stage.params.preferences
-    pairs, counts = from_rollouts(stage) if config.source == "rollouts" else from_choices(stage)
+    rates: list[SolveRate] = []
+    if config.source == "rollouts":
+        pairs, counts, rates = from_rollouts(stage)
+    else:
+        pairs, counts = from_choices(stage)
     splits = divide_pairs(pairs, config.validation)
     counts["duplicates"] = len(pairs) - sum(map(len, splits.values()))
     if not all(splits.values()):
@@ -50,6 +58,8 @@ def preferences(stage: Stage) -> None:
     with stage.publish({name: float(number) for name, number in counts.items()}) as folder:
         for split in SPLITS:
             write_pairs(folder / f"{split}.parquet", splits[split])
+        if rates:
+            write_rates(folder / "solve_rates.parquet", rates)
         write_json(folder / "counts.json", {"source": config.source, "path": config.path, **counts})
     for split in SPLITS:
         stage.run.input(stage.output / f"{split}.parquet", split, split)
@@ -72,16 +82,16 @@ def from_choices(stage: Stage) -> tuple[list[Pair], Counter[str]]:
     return read_choices(every, config)
 
 
-def from_rollouts(stage: Stage) -> tuple[list[Pair], Counter[str]]:
+def from_rollouts(stage: Stage) -> tuple[list[Pair], Counter[str], list[SolveRate]]:
     """Completions of train problems, sampled from the SFT model and graded by `rewards.grader`."""
     params, config = stage.params, stage.params.preferences
     set_threads(params.threads)
     folder, data = resolve_model(stage.folder("sft")), stage.folder("prepare") / "train.parquet"
     rows = read_rows(data, having="answer")
-    if config.num_problems > len(rows):
+    if config.num_problems is not None and config.num_problems > len(rows):
         raise BadInput(
             f"preferences.num_problems = {config.num_problems}: {data.name} holds {len(rows)} problems; "
-            "ask for at most as many"
+            "ask for at most as many, or for all with null"
         )
     rows = rows[: config.num_problems]
     tokenizer = load_tokenizer(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict
 from glob import glob, has_magic
 from pathlib import Path
@@ -12,6 +13,7 @@ from tasks.stage import Stage
 from tasks.tree import home
 from training.data.files import download, is_url
 from training.data.formats import license_of
+from training.data.hygiene.twins import leave_out_twins
 from training.data.mixture import train_rows
 from training.data.shots import Shots
 from training.data.sources import Account, read_examples
@@ -20,9 +22,12 @@ from training.data.table import write_table
 from training.errors import BadInput
 from training.storage import sha256_file, write_json
 
+SHOWN_PAIRS = 20
+"""Near-duplicates that counts.json shows; near_duplicates.jsonl has all."""
+
 
 def prepare(stage: Stage) -> None:
-    """Publish the three splits; counts.json says what each source gave and what was left out."""
+    """Publish the three splits; counts.json says what each source gave and what was left out, near_duplicates.jsonl names it."""
     params = stage.params
     sources = params.prepare.sources
     files = [local_files(stage, str(s.path)) if s.kind == "file" else {} for s in sources]
@@ -36,11 +41,16 @@ def prepare(stage: Stage) -> None:
         for source, own, account in zip(sources, files, accounts, strict=True)
     ]
     division = divide(readers, params.prepare.splits)
+    threshold = params.prepare.near_duplicates
+    twins = leave_out_twins(division, threshold) if threshold else []
     tables = {split: list(division.split(split)) for split in SPLITS}
     shots = Shots.of(tables["train"], params.prompt)
     tables["train"] = list(train_rows(division, sources, params.prepare.mixture_rows))
     counts: dict[str, Any] = {
         "rows": {split: len(rows) for split, rows in tables.items()},
+        "near_duplicates": len(twins),
+        "near_duplicates_of_held_out": sum(twin["of_split"] != "train" for twin in twins),
+        "near_duplicate_pairs": twins[:SHOWN_PAIRS],
         "duplicates": division.duplicates.total(),
         "contradictions": division.contradictions.total(),
         "sources": [
@@ -62,16 +72,17 @@ def prepare(stage: Stage) -> None:
     }
     names = [source.label for source in sources]
     metrics = {f"rows_{split}": float(len(rows)) for split, rows in tables.items()}
-    metrics["duplicates"] = float(counts["duplicates"])
+    metrics |= {name: float(counts[name]) for name in ("duplicates", "near_duplicates")}
     with stage.publish(metrics) as folder:
         for split, rows in tables.items():
             write_table(folder / f"{split}.parquet", rows, names, shots)
         write_json(folder / "counts.json", counts)
+        (folder / "near_duplicates.jsonl").write_text("".join(json.dumps(twin) + "\n" for twin in twins))
     for split in SPLITS:
         stage.run.input(stage.output / f"{split}.parquet", split, split)
     stage.run.artifact(stage.output / "counts.json")
     shown = ", ".join(f"{split} {len(rows)}" for split, rows in tables.items())
-    left_out = f"{counts['duplicates']} duplicates"
+    left_out = f"{counts['duplicates']} duplicates and {len(twins)} near-duplicates"
     if bad := sum(account.bad_rows for account in accounts):
         left_out += f" and {bad} bad rows"
     print(f"prepare: {shown}; {left_out} left out", flush=True)

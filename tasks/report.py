@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ import pyarrow.parquet as pq
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tasks.config import ReportConfig
-from tasks.plots import REWARD_COLOR, STYLES, plot_at_k, plot_calibration, plot_steps
+from tasks.plots import (
+    REWARD_COLOR,
+    STYLES,
+    plot_at_k,
+    plot_calibration,
+    plot_checks,
+    plot_lengths,
+    plot_steps,
+)
 from tasks.stage import Stage, is_disabled
 from tasks.tracking import OUTPUTS
 from training.storage import read_json, write_text
@@ -34,6 +42,17 @@ MEASURES = [
     ("mean_length", "Mean length, tokens"),
 ]
 """What the results table holds below the headline figures."""
+CHECKS = {
+    "twin_of": "near-duplicates",
+    "contaminated_by": "holds an evaluation question",
+    "found_in_train": "found in train",
+    "leak": "answer in the question",
+    "prompt_deviation": "prompt length",
+    "completion_deviation": "reference length",
+    "script_share": "other script",
+    "unsafe_characters": "unsafe characters",
+}
+"""What the columns of the data's checks (tasks/hygiene.py) are called on the page."""
 CURVES: dict[str, list[tuple[str, str, dict[str, str]]]] = {
     "rl": [
         ("reward", "Reward", {"reward": "mean reward"}),
@@ -102,6 +121,9 @@ class Inputs:
     histories: dict[str, list[dict[str, Any]]]
     disabled: list[str]
     calibration: list[dict[str, float]] | None = None
+    hygiene: dict[str, Any] | None = None
+    contained: dict[str, bool] = field(default_factory=dict)
+    """Whether programs ran in a sandbox, by stage that was allowed to do without one."""
 
 
 def read_inputs(root: Path) -> Inputs:
@@ -109,6 +131,8 @@ def read_inputs(root: Path) -> Inputs:
     folders = {name: root / path for name, path in OUTPUTS.items()}
     source = folders["model"] / "source.json"
     calibration = folders["reward_model"] / "calibration.json"
+    hygiene = folders["validate"] / "hygiene.json"
+    graded = {name: _metrics(folders[name]) for name in ("validate", "preferences", "rl", "evaluate")}
     return Inputs(
         summary=read_json(folders["evaluate"] / "summary.json"),
         evaluation=folders["evaluate"],
@@ -122,6 +146,12 @@ def read_inputs(root: Path) -> Inputs:
         },
         disabled=[name for name in ("sft", "rl") if is_disabled(folders[name])],
         calibration=read_json(calibration)["bins"] if calibration.is_file() else None,
+        hygiene=read_json(hygiene) if hygiene.is_file() else None,
+        contained={
+            name: not metrics["unsandboxed_code"]
+            for name, metrics in graded.items()
+            if "unsandboxed_code" in metrics
+        },
     )
 
 
@@ -143,6 +173,8 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
         figures["reward_model"].append(
             _figure(path, "Reward model: accuracy against predicted probability on held-out pairs")
         )
+    if inputs.hygiene:
+        figures["data"] = _data_plots(inputs.hygiene, folder / "plots")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -158,6 +190,7 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
         summary=summary,
         models=summary["models"],
         headline=headline(summary),
+        checks=CHECKS,
         measures=MEASURES,
         at_k=[
             (f"{kind}_at_{k}", f"{label}@{k}")
@@ -172,6 +205,8 @@ def write_report(inputs: Inputs, config: ReportConfig, folder: Path) -> None:
         counts=inputs.counts,
         validation=validation_rows(inputs.validation),
         source=inputs.source,
+        hygiene=inputs.hygiene,
+        contained=inputs.contained,
         disabled=inputs.disabled,
         trained={name: history[-1] for name, history in inputs.histories.items() if history},
     )
@@ -270,6 +305,33 @@ def _result_plots(summary: dict[str, Any], folder: Path) -> list[dict[str, str]]
         plot_at_k(path, f"{label}@K", curves)
         shown.append(_figure(path, f"{label}@K against K for each model, with 95 % intervals"))
     return shown
+
+
+def _data_plots(hygiene: dict[str, Any], folder: Path) -> list[dict[str, str]]:
+    shown = []
+    worst: dict[str, tuple[float, float]] = {}
+    for entry in hygiene["checks"]:
+        share = entry["failing"] / entry["rows"]
+        worst[entry["column"]] = max(worst.get(entry["column"], (0.0, 0.0)), (share, entry["max_share"]))
+    rows = [(CHECKS[column], *shares) for column, shares in worst.items()]
+    if rows:
+        path = folder / "data_checks.png"
+        plot_checks(path, "Rows that fail a check", rows)
+        shown.append(
+            _figure(path, "Share of the rows that fail each check, in the split with most, and its limit")
+        )
+    for name, label in (("prompt_tokens", "Prompt length"), ("completion_tokens", "Reference length")):
+        histogram = hygiene["lengths"][name]
+        if histogram["edges"]:
+            path = folder / f"data_{name}.png"
+            plot_lengths(path, f"{label}, share of rows", histogram["edges"], histogram["counts"])
+            shown.append(_figure(path, f"{label} in tokens, by split"))
+    return shown
+
+
+def _metrics(folder: Path) -> dict[str, float]:
+    file = folder / "metrics.json"
+    return read_json(file) if file.is_file() else {}
 
 
 def _curve_plots(stage: str, history: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, str]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import transformers
 
+from tasks.prepare import checked_digest, local_files
 from tasks.roles import READ_THE_POLICYS_IDS, check_reading, checkpoints, held
 from tasks.stage import Stage
 from training.checkpoint import history_text
 from training.critic import Critic
+from training.curriculum import choose, histogram, read_rates
 from training.experience import Problem
 from training.iterative import RewardLearner
 from training.models import (
@@ -42,7 +46,7 @@ def rl(stage: Stage) -> None:
     start = folders["policy"]
     tokenizer = load_tokenizer(start)
     renderer = PromptRenderer(tokenizer, params.prompt)
-    rows = read_rows(data, having="answer")
+    rows, curriculum = follow_curriculum(stage, read_rows(data, having="answer"))
     stage.run.input(data, "train", "training")
     stage.run.text(renderer.text(rows[0]["prompt"], rows[0]["context"]), "rendered_prompt.txt")
     problems = [
@@ -105,19 +109,41 @@ def rl(stage: Stage) -> None:
         "value": critic,
     }
     stage.run.table("models", held(models, came_from))
+    stage.run.metrics(curriculum)
     history = trainer.train()
     metrics = {
         "first_reward": history[0]["reward"],
         "final_reward": history[-1]["reward"],
         "generated_tokens": sum(row["num_tokens"] for row in history),
     }
-    with stage.publish(metrics) as folder:
+    with stage.publish(metrics | curriculum) as folder:
         policy.save(folder, start, tokenizer)
         (folder / "history.jsonl").write_text(history_text(history))
         if critic is not None:
             critic.save(folder / "critic", folders["value"])
         if learner is not None:
             save_model(learner.model, learner.renderer.tokenizer, folder / "reward")
+
+
+def follow_curriculum(
+    stage: Stage, rows: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The train problems that `rl.curriculum` leaves, in its order, and its counts as metrics; all of them where it is off."""
+    config = stage.params.rl.curriculum
+    if not config.enabled:
+        return rows, {}
+    if config.path is None:
+        file = stage.folder("preferences") / "solve_rates.parquet"
+    else:
+        [file] = (found := local_files(stage, config.path)).values()
+        checked_digest(config.path, found, config.sha256)
+    rates = read_rates(file, config.path)
+    stage.run.input(file, "solve_rates", "training")
+    kept, counts = choose([row["id"] for row in rows], rates, config)
+    shown = histogram([rates[row["id"]].rate for row in rows if row["id"] in rates])
+    stage.run.text(shown + "\n", "solve_rates.txt")
+    print(f"rl: {', '.join(f'{name} {number}' for name, number in counts.items())}; {shown}", flush=True)
+    return [rows[i] for i in kept], {f"curriculum/{name}": float(number) for name, number in counts.items()}
 
 
 def reward_learner(

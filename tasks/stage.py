@@ -67,12 +67,29 @@ class Stage:
         `metrics` are the stage's final numbers, written as metrics.json and shown on the pipeline's run; they
         must not depend on the machine's speed, for equal inputs give equal bytes.
         """
+        metrics = metrics | self.containment()
         with publishing(self.output) as folder:
             yield folder
             write_json(folder / METRICS, metrics)
         self.run.metrics(metrics)
         self.run.artifact(self.output / MANIFEST)
         self.run.tag(output_digest=output_digest(self.output))
+
+    def containment(self) -> dict[str, float]:
+        """`unsandboxed_code`, where programs graded here may run without a sandbox: 1 if they did, 0 if there was one."""
+        params, grader = self.params, self.params.rewards.grader
+        graders = {
+            "validate": [grader],
+            "preferences": [grader] if params.preferences.source == "rollouts" else [],
+            "rl": [*params.rl.reward_funcs, *([grader] if params.rl.iterative.reward_model_steps else [])],
+            "evaluate": [grader],
+        }.get(self.name, [])
+        enabled = getattr(params.section(self.name), "enabled", True)
+        if not (params.rewards.code.unsafe and enabled and "code" in graders):
+            return {}
+        from training.sandbox.bubblewrap import why_unavailable
+
+        return {"unsandboxed_code": float(why_unavailable() is not None)}
 
     def disable(self, stands_for: str | None = None) -> None:
         """Publish a reference to another stage's model instead of weights, and say so.

@@ -1,6 +1,7 @@
 """Stage `validate`: the gate that prepared data passes before anything is trained on it.
 
-Publishes report.json (every expectation, by split) and data_docs/ (Great Expectations' pages).
+Publishes report.json (every expectation, by split), hygiene.json and contamination.jsonl (tasks/hygiene.py), and
+data_docs/ (Great Expectations' pages).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tasks.config import Params
 from tasks.expectations import check
+from tasks.hygiene import evaluation_sets, hygiene_report, measure_hygiene, write_hygiene
 from tasks.roles import check_further_models
 from tasks.stage import Stage
 from tasks.tracking import output_digest
@@ -40,15 +42,24 @@ def validate(stage: Stage) -> None:
     renderer = PromptRenderer(tokenizer, params.prompt)
     grader = load_reward(params.rewards.grader, params.rewards)
     frames = {split: read_frame(data / f"{split}.parquet") for split in SPLITS}
+    further = evaluation_sets(stage)
     for split in SPLITS:
         stage.run.input(data / f"{split}.parquet", split, split)
-    if all(is_sound(frame) for frame in frames.values()):
-        measure(frames, renderer, grader, params)
     draft = stage.scratch / "validation"
     shutil.rmtree(draft, ignore_errors=True)
-    report = check(frames, params, context_length(model), f"data-{output_digest(data)[:12]}", draft)
+    if all(is_sound(frame) for frame in frames.values()):
+        measure(frames, renderer, grader, params)
+        pairs = measure_hygiene(frames, further, params)
+        write_hygiene(hygiene_report(frames, further, pairs, params), pairs, draft)
+        stage.run.artifact(draft / "hygiene.json")
+        stage.run.artifact(draft / "contamination.jsonl")
+    report = check(frames | further, params, context_length(model), f"data-{output_digest(data)[:12]}", draft)
     stage.run.artifact(draft / "report.json")
-    failures = [failure for split in SPLITS for failure in describe_failures(split, report["splits"][split])]
+    failures = [
+        failure
+        for split, outcomes in report["splits"].items()
+        for failure in describe_failures(split, outcomes)
+    ]
     if failures:
         stage.run.client.log_artifacts(stage.run.run_id, str(draft / "data_docs"), "data_docs")
         pages = draft / "data_docs" / "index.html"
@@ -57,7 +68,7 @@ def validate(stage: Stage) -> None:
         )
     with stage.publish(_metrics(frames)) as folder:
         shutil.copytree(draft, folder, dirs_exist_ok=True)
-    number = sum(len(report["splits"][split]) for split in SPLITS)
+    number = sum(map(len, report["splits"].values()))
     print(f"validate: {number} expectations hold over {sum(map(len, frames.values()))} rows", flush=True)
 
 

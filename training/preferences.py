@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from training.batches import Tree
 from training.config import PreferencesConfig
+from training.curriculum import SolveRate
 from training.data.chats import read_dialogue, read_messages
 from training.data.files import Record
 from training.data.splits import question_key
@@ -137,15 +138,17 @@ def pairs_from_rollouts(
     config: PreferencesConfig,
     seed: int,
     recorder: Recorder,
-) -> tuple[list[Pair], Counter[str]]:
+) -> tuple[list[Pair], Counter[str], list[SolveRate]]:
     """Sample each row's prompt, grade, and pair completions of different reward, the better one chosen.
 
     Rows are those of a prepared split; `pair_up` says which completions become pairs. Returns the pairs, problem by
-    problem, and the counts of `problems`, `completions`, `truncated`, `ungraded` and `problems_with_pairs`.
+    problem, the counts of `problems`, `completions`, `truncated`, `ungraded` and `problems_with_pairs`, and each problem's
+    solve rate: the share of its completions with reward 1.
     """
     sampling = Sampling(config.temperature, config.max_completion_length)
     counts: Counter[str] = Counter(truncated=0, ungraded=0, problems_with_pairs=0)
     pairs: list[Pair] = []
+    rates: list[SolveRate] = []
     at_once = max(1, config.batch_size // config.num_samples)
     for first in range(0, len(rows), at_once):
         chunk = rows[first : first + at_once]
@@ -165,13 +168,14 @@ def pairs_from_rollouts(
         counts.update(truncated=reasons.count("length"), ungraded=rewards.count(None))
         for i, row in enumerate(chunk):
             own = slice(i * config.num_samples, (i + 1) * config.num_samples)
+            rates.append(SolveRate(row["id"], rewards[own].count(1.0), config.num_samples))
             random = generator(seed, "preferences/pairs", first + i)
             most = config.max_pairs_per_problem
             made = pair_up(row["prompt"], texts[own], rewards[own], reasons[own], most, random, _context(row))
             counts["problems_with_pairs"] += bool(made)
             pairs += made
         recorder.progress(first + len(chunk), len(rows), pairs=len(pairs))
-    return pairs, counts
+    return pairs, counts, rates
 
 
 def pair_up(

@@ -2,7 +2,7 @@
 
 for step:
     where an outer iteration begins, the reference and the reward model move on      training/iterative.py
-    prompts     = a function of (seed, step)
+    prompts     = a function of (seed, step)                    training/curriculum.py may order them
     completions = engine.generate(prompts x group)              roll_out
     rewards     = the rules' weighted sum                       roll_out
     advantages  = reward against the baseline                   compare     GRPO: the group's mean; PPO: a value model
@@ -25,6 +25,7 @@ from training.batches import lay_out, split_by_tokens
 from training.checkpoint import Checkpoints
 from training.config import RLConfig
 from training.critic import Critic
+from training.curriculum import in_order
 from training.errors import BadInput
 from training.experience import (
     Batch,
@@ -224,6 +225,9 @@ class RLTrainer:
         return metrics, time.monotonic() - started
 
     def _prompts(self, step: int, round_: int) -> list[int]:
+        config = self.config
+        if round_ == 0 and config.curriculum.enabled and config.curriculum.order != "none":
+            return in_order(step, config.prompts_per_step, config.num_steps, len(self.problems))
         purpose = "rl/prompts" if round_ == 0 else f"rl/prompts/refill-{round_}"
         return batch_indices(self.seed, purpose, step, self.config.prompts_per_step, len(self.problems))
 

@@ -62,6 +62,7 @@ class SmallTree:
         self.publish_reference("sft", "base")
         self.publish_reference("dpo", "base")
         self.publish_reference("reward", None)
+        self.publish_reference("../preferences", None)
         self.publish_model("rl", seed=2)
         self.publish_data(8)
 

@@ -6,9 +6,10 @@ import string
 import pandas as pd
 import pytest
 
+from tasks.config import load_params
 from tasks.prepare import prepare
 from tasks.rl import rl
-from tasks.stage import BAD_INPUT
+from tasks.stage import BAD_INPUT, Stage
 from tasks.tracking import FURTHER_MODELS, output_digest
 from tasks.validate import validate
 from tests.shared import needs_sandbox
@@ -95,6 +96,7 @@ def test_from_rows_of_mbpp_to_an_rl_step(with_model):
     assert row["reward"] == 0.0
     _, run = tree.record("rl")
     assert "gradeline.unsafe_code" not in run.data.tags
+    assert "unsandboxed_code" not in run.data.metrics
 
 
 def test_a_reference_that_fails_its_tests_does_not_pass_the_gate(with_model):
@@ -106,6 +108,20 @@ def test_a_reference_that_fails_its_tests_does_not_pass_the_gate(with_model):
     assert "column grade" in tree.outcome("validate")["message"]
     _, run = tree.record("validate")
     assert run.data.tags["gradeline.unsafe_code"] == "true"
+
+
+def test_leave_to_do_without_a_sandbox_is_a_metric_of_the_stages_that_grade_programs(tree):
+    settings(ROWS, tree, unsafe=True)
+    params = load_params(tree.root / "params.yaml")
+    found = {
+        name: Stage(name, tree.root, params, "", tree.root, None).containment()  # type: ignore[arg-type]
+        for name in ("validate", "sft", "preferences", "rl", "evaluate")
+    }
+    there = {"unsandboxed_code": 0.0}
+    assert found == {"validate": there, "sft": {}, "preferences": {}, "rl": there, "evaluate": there}
+    settings(ROWS, tree)
+    params = load_params(tree.root / "params.yaml")
+    assert Stage("rl", tree.root, params, "", tree.root, None).containment() == {}  # type: ignore[arg-type]
 
 
 def test_a_row_that_is_not_of_the_format_is_named(with_model):

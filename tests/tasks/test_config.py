@@ -109,6 +109,13 @@ def test_every_field_has_a_sentence():
             "5 train the reward model, and reward_funcs ['math'] don't use it; add model",
         ),
         ("rl.iterative={replay: 0.98}", "replay 0.98 of batch_size 16 leaves no place for a new pair"),
+        ("rl.curriculum={enabled: true}", "rl.curriculum.enabled = True needs solve rates; set preferences"),
+        ("rl.curriculum={above: 0.5, below: 0.5}", "above 0.5 must be less than below 0.5"),
+        ("validate.language={languages: [xx]}", "languages 'xx': unknown; accepted: af, am"),
+        (
+            "validate.contamination={ngrams: 3}",
+            "unknown key 'validate.contamination.ngrams'; did you mean 'ngram'",
+        ),
         ("rl", "expected key=value"),
         ("seed.x=1", "'seed' is a value, not a section"),
     ],

@@ -15,6 +15,7 @@ from tasks.reward_model import reward_model
 from tasks.rl import rl
 from tasks.stage import BAD_INPUT, _run, is_disabled, resolve_model
 from tasks.tracking import open_store
+from training.curriculum import read_rates
 from training.errors import BadInput
 from training.models import load_reward_model
 from training.storage import read_json, verify
@@ -183,6 +184,28 @@ def test_completions_of_the_model_itself_are_paired_by_the_grader(compared):
     for pair in pairs.to_dict("records"):
         assert answers[pair["prompt"]] in pair["chosen"]
         assert answers[pair["prompt"]] != pair["rejected"]
+
+
+def test_rl_sees_the_problems_that_were_solved_sometimes(restored):
+    """On the samples of the test before: one prompt of each kept problem, hardest first."""
+    rates = read_rates(restored.root / "data/preferences/solve_rates.parquet")
+    train = pd.read_parquet(restored.root / "data/prepared/train.parquet")
+    assert list(rates) == train["id"].tolist()
+    assert {one.samples for one in rates.values()} == {1000}
+    some = sum(0 < one.rate < 1 for one in rates.values())
+    paired = set(pd.read_parquet(restored.root / "data/preferences/train.parquet")["prompt"])
+    assert 0 < len(paired) <= some
+    curriculum = {"enabled": True, "order": "hard_first"}
+    restored.set(
+        rl={"num_steps": 1, "prompts_per_step": some, "num_generations": 2, "curriculum": curriculum}
+    )
+    assert _run("rl", rl) == 0
+    metrics = read_json(restored.root / "data/models/rl/metrics.json")
+    assert metrics["curriculum/kept"] == some
+    assert metrics["curriculum/too_hard"] + metrics["curriculum/too_easy"] == len(train) - some
+    restored.set(rl={"prompts_per_step": 1, "curriculum": {"enabled": True, "above": 0.99, "below": 0.999}})
+    assert _run("rl", rl) == BAD_INPUT
+    assert "problems by solve rate: " in outcome(restored, "rl")["message"]
 
 
 def test_too_few_pairs_are_refused_with_the_numbers(compared):

@@ -122,7 +122,7 @@ def test_gsm8k_in_full(tree):
     assert tree.run("prepare", prepare) == 0
     splits = tables(tree.root)
     assert {split: len(frame) for split, frame in splits.items()} == {
-        "train": 7473,
+        "train": 7472,
         "validation": 0,
         "test": 1319,
     }
@@ -134,6 +134,41 @@ def test_gsm8k_in_full(tree):
     counts = read_json(tree.root / "data/prepared/counts.json")
     digest = hashlib.sha256((GSM8K / "train.jsonl").read_bytes()).hexdigest()
     assert (counts["sources"][0]["sha256"], counts["duplicates"]) == (digest, 0)
+    assert (counts["near_duplicates"], counts["near_duplicates_of_held_out"]) == (1, 0)
+    [pair] = counts["near_duplicate_pairs"]
+    assert pair["question"].startswith("Amanda received $50 as a gift.")
+    assert pair["of_question"].startswith("Josie received $50 as a gift.")
+    assert (pair["of_split"], pair["answer"], pair["of_answer"]) == ("train", "7", "7")
+
+
+STORY = "Ann packs {} boxes of pears and then twice as many boxes of plums for the market; how many does she pack?"
+
+
+def test_near_duplicates_leave_train_and_are_named(tree):
+    """A twin of a test question goes whatever its answer is, one of a train question only with the same answer."""
+    train = [("Please: " + STORY.format(3), "9"), (STORY.format(4), "12"), (STORY.format(5), "15")]
+    train += [("Please: " + STORY.format(5), "15"), ("So: " + STORY.format(5), "16")]
+    files = {"train": train, "test": [(STORY.format(3), "nine"), ("Please, " + STORY.format(3) + "!", "9")]}
+    for split, rows in files.items():
+        text = "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in rows)
+        (tree.root / f"{split}.jsonl").write_text(text)
+    sources = [{"kind": "file", "path": f"{split}.jsonl", "split": split} for split in files]
+    tree.params(prepare={"sources": sources})
+    assert tree.run("prepare", prepare) == 0
+    splits = tables(tree.root)
+    assert set(splits["train"]["answer"]) == {"12", "15", "16"}
+    assert set(splits["train"]["prompt"]) == {STORY.format(4), STORY.format(5), "So: " + STORY.format(5)}
+    assert len(splits["test"]) == 2  # twins of each other: a held-out split is as its source has it
+    counts = read_json(tree.root / "data/prepared/counts.json")
+    assert (counts["near_duplicates"], counts["near_duplicates_of_held_out"]) == (2, 1)
+    named = [json.loads(line) for line in (tree.root / "data/prepared/near_duplicates.jsonl").open()]
+    assert named == counts["near_duplicate_pairs"]
+    assert [(pair["answer"], pair["of_split"], pair["of_answer"]) for pair in named][-1] == (
+        "15", "train", "15"
+    )  # fmt: skip
+    tree.params(prepare={"sources": sources, "near_duplicates": None})
+    assert tree.run("prepare", prepare) == 0
+    assert len(tables(tree.root)["train"]) == 5
 
 
 def test_workspace_finds_the_files_of_its_home(tree, monkeypatch):

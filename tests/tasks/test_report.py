@@ -216,3 +216,59 @@ def test_a_reward_model_is_shown_with_its_curves_and_calibration(inputs, tmp_pat
     text = " ".join(Page((tmp_path / "index.html").read_text()).text.split())
     assert "Reward model 3 steps." in text
     assert "DPO" not in text
+
+
+def test_the_datas_checks_are_drawn_and_rows_named(inputs, tmp_path):
+    pair = {
+        "train": "t7",
+        "evaluation": "row 3",
+        "covered": 0.9,
+        "train_prompt": HOSTILE,
+        "evaluation_prompt": "q",
+    }
+    twin = {
+        "id": "t1",
+        "question": "a?",
+        "answer": "1",
+        "of_id": "e1",
+        "of_split": "test",
+        "of_question": "a ?",
+        "of_answer": "2",
+        "similarity": 1.0,
+    }
+    hygiene = {
+        "checks": [
+            {"check": "leaks", "column": "leak", "split": "train", "rows": 10, "failing": 1, "max_share": 0.01, "examples": [{"id": "t2", "value": "marked", "prompt": HOSTILE}]},
+            {"check": "unicode", "column": "unsafe_characters", "split": "test", "rows": 9, "failing": 0, "max_share": 0.01, "examples": []},
+        ],
+        "lengths": {
+            "prompt_tokens": {"edges": [1.0, 2.0, 3.0], "counts": {"train": [4, 6], "validation": [0, 0], "test": [9, 0]}},
+            "completion_tokens": {"edges": [], "counts": {}},
+        },
+        "contamination": [{"set": "math500", "rows": 500, "found": 1, "train_rows": 1, "pairs": [pair]}],
+    }  # fmt: skip
+    counts = inputs.counts | {"near_duplicates": 1, "near_duplicates_of_held_out": 1, "near_duplicate_pairs": [twin]}  # fmt: skip
+    write_report(replace(inputs, hygiene=hygiene, counts=counts), ReportConfig(), tmp_path)
+    drawn = {path.name for path in (tmp_path / "plots").glob("data_*")}
+    assert drawn == {"data_checks.png", "data_prompt_tokens.png"}
+    page = Page((tmp_path / "index.html").read_text())
+    text = " ".join(page.text.split())
+    assert "math500 500 1 1" in text
+    assert "train t7 holds 90 % of math500 row 3" in text
+    assert "answer in the question: 1 of 10 train rows t2 · marked" in text
+    assert "1 near-duplicates left out of train, 1 of them of held-out questions" in text
+    assert "similarity 1.00, another answer · left out t1 , kept test e1" in text
+    assert not any(attributes.get("onerror") for _, attributes in page.tags)
+
+
+def test_programs_run_without_a_sandbox_are_said_plainly(inputs, tmp_path):
+    write_report(replace(inputs, contained={"rl": False, "evaluate": True}), ReportConfig(), tmp_path)
+    text = " ".join(Page((tmp_path / "index.html").read_text()).text.split())
+    assert (
+        "Stage rl ran programs that a model or the data wrote without a sandbox, with the rights of whoever"
+        in text
+    )
+    assert (
+        "Stage evaluate was allowed to run programs without a sandbox ( rewards.code.unsafe ), but ran them in one."
+        in text
+    )

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from tasks.config import Params, parse_params
 from tasks.expectations import check
+from tasks.hygiene import checks, hygiene_report, measure_hygiene
 from tasks.stage import BAD_INPUT
 from tasks.tracking import FURTHER_MODELS, output_digest
 from tasks.validate import describe_failures, is_sound, measure, read_frame, validate
@@ -62,6 +64,7 @@ def examine(frames: dict[str, pd.DataFrame], settings: Params, folder: Path) -> 
     if all(map(is_sound, frames.values())):
         renderer = PromptRenderer(character_tokenizer("0123456789+ ?"), settings.prompt)
         measure(frames, renderer, load_reward("math", settings.rewards), settings)
+        measure_hygiene(frames, {}, settings)
     report = check(frames, settings, CONTEXT, "data", folder)["splits"]
     return [failure for split in frames for failure in describe_failures(split, report[split])]
 
@@ -94,12 +97,12 @@ def test_rows_without_completion_or_answer_are_not_graded(tmp_path):
     frames = replaced("train", 0, completion=None)
     frames["train"].loc[1, ["answer", "prompt"]] = [None, "11 + 5" + " " * 11]  # longer than RL takes
     frames["test"].loc[0, "prompt"] = "12 + 5"
-    frames["test"]["context"] = [[{"role": "user", "content": "?"}]] + [None] * 4
+    frames["test"]["context"] = [[{"role": "user", "content": "ten"}]] + [None] * 4
     settings = params(prompt={"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"})
     assert examine(frames, settings, tmp_path) == []
     assert frames["train"]["grade"].isna().tolist() == [True, True] + [False] * 18
     assert frames["train"]["completion_tokens"][0] == 1
-    assert frames["test"]["prompt_tokens"][0] == 7
+    assert frames["test"]["prompt_tokens"][0] == 9
     assert frames["train"]["prompt_tokens"].isna().tolist() == [False, True] + [False] * 18
     assert frames["train"]["other_split"].isna().all()
 
@@ -211,6 +214,78 @@ def test_failing_expectation_names_split_column_and_rows(tmp_path, frames, chang
         assert part in matching[0]
 
 
+STORY = "{} + 5 and so we ask you now as we did before how many it makes in all for us {}"
+WIDE = {
+    "rl": {"max_prompt_length": 100, "max_completion_length": 4},
+    "validate": {"max_completion_tokens": 99},
+}
+
+
+def hygiene(frames: dict[str, pd.DataFrame], **limits: dict) -> tuple[Params, dict[str, pd.DataFrame]]:
+    settings = params(**(WIDE | {"validate": WIDE["validate"] | limits}))
+    renderer = PromptRenderer(character_tokenizer("0123456789+ ?"), settings.prompt)
+    measure(frames, renderer, load_reward("math", settings.rewards), settings)
+    return settings, frames
+
+
+def failing(frames: dict[str, pd.DataFrame], settings: Params) -> dict[tuple[str, str], list[str]]:
+    """Ids of the failing rows by column and split."""
+    return {
+        (check.column, split): rows["id"].tolist()
+        for split, table in frames.items()
+        for check in checks(settings)
+        if check.column in table and len(rows := check.failing(table))
+    }
+
+
+def test_every_hygiene_check_names_its_rows():
+    frames = replaced("train", 0, prompt=STORY.format(40, "today"))
+    frames["test"].loc[0, "prompt"] = STORY.format(40, "friend")
+    frames["train"].loc[1, "prompt"] = "11 + 5? The answer is 16"
+    frames["train"].loc[2, "prompt"] = "сколько будет 12 + 5"
+    frames["train"].loc[3, "completion"] = "1\u200b8"
+    frames["train"].loc[4, "prompt"] = STORY.format(40, "friend").replace("asked", "ask")
+    settings, frames = hygiene(frames)
+    pairs = measure_hygiene(frames, {}, settings)
+    found = failing(frames, settings)
+    outliers = {key: found.pop(key) for key in list(found) if "deviation" in key[0]}
+    assert found == {
+        ("twin_of", "train"): ["0010", "0014"],
+        ("contaminated_by", "train"): ["0010", "0014"],
+        ("leak", "train"): ["0011"],
+        ("script_share", "train"): ["0012"],
+        ("unsafe_characters", "train"): ["0013"],
+        ("found_in_train", "test"): ["0040"],
+    }
+    assert {"0010", "0014"} <= set(outliers["prompt_deviation", "train"])
+    train = frames["train"].set_index("id")
+    assert train.loc["0014", "twin_of"] == "test 0040 (1.00)"
+    assert train.loc["0010", "contaminated_by"] == "test 0040 (0.95)"
+    assert frames["test"].loc[0, "found_in_train"] == "0010, 0014"
+    assert train.loc["0013", "unsafe_characters"] == "U+200B ZERO WIDTH SPACE in the completion"
+    assert [(pair["train"], pair["evaluation"]) for pair in pairs] == [("0010", "0040"), ("0014", "0040")]
+    report = hygiene_report(frames, {}, pairs, settings)
+    assert [entry["found"] for entry in report["contamination"]] == [0, 1]
+    assert sum(report["lengths"]["prompt_tokens"]["counts"]["train"]) == 20
+
+
+def test_the_gate_holds_hygiene_to_its_limits(tmp_path):
+    frames = replaced("train", 1, prompt="11 + 5? The answer is 16")
+    allowed = {
+        "validate": {"max_completion_tokens": 4, "leaks": {"max_share": 0.05}},
+        "rl": {"max_prompt_length": 30, "max_completion_length": 4},
+    }
+    assert examine(frames, params(**allowed), tmp_path / "a") == []
+    allowed["validate"]["leaks"]["max_share"] = 0.04
+    [failure] = examine(
+        replaced("train", 1, prompt="11 + 5? The answer is 16"), params(**allowed), tmp_path / "b"
+    )
+    assert failure.startswith(
+        "split train: expect_column_values_to_be_null of column leak (mostly 0.96): 1 of 20 rows fail"
+    )
+    assert "id '0011', leak 'marked'" in failure
+
+
 def test_share_of_accepted_answers(tmp_path):
     accepted = {"validate": {"min_accepted_answers": 0.95}}
     assert examine(replaced("train", 1, answer="17"), params(**accepted), tmp_path / "a") == []
@@ -278,6 +353,34 @@ def test_stage_publishes_equal_bytes_in_any_process(ready):
         [sys.executable, "-m", "tasks", "validate"], cwd=ready.root, env=environment, check=True, timeout=120
     )
     assert output_digest(output) == first
+
+
+def test_further_evaluation_sets_are_searched_and_their_rows_named(ready):
+    questions = ["12 + 5", "90 + 5", "13 + 5"]
+    (ready.root / "exam.jsonl").write_text(
+        "".join(json.dumps({"question": q, "answer": "1"}) + "\n" for q in questions)
+    )
+    exam = {"kind": "file", "name": "exam", "path": "exam.jsonl"}
+    limits = {"max_completion_tokens": 4, "contamination": {"against": [exam], "max_share": 0.7}}
+    ready.params(**(LIMITS | {"validate": limits}))
+    assert ready.run("validate", validate) == 0, ready.outcome("validate")
+    output = ready.root / "data/reports/validation"
+    [*_, found] = read_json(output / "hygiene.json")["contamination"]
+    assert (found["set"], found["rows"], found["found"], found["train_rows"]) == ("exam", 3, 2, 2)
+    pairs = [json.loads(line) for line in (output / "contamination.jsonl").open()]
+    assert [(pair["train"], pair["evaluation"]) for pair in pairs] == [("0012", "row 1"), ("0013", "row 3")]
+    limits["contamination"]["max_share"] = 0.5
+    ready.params(**(LIMITS | {"validate": limits}))
+    assert ready.run("validate", validate) == BAD_INPUT
+    message = ready.outcome("validate")["message"]
+    assert (
+        "split exam: expect_column_values_to_be_null of column found_in_train (mostly 0.5): 2 of 3" in message
+    )
+    assert "id 'row 1', found_in_train '0012', prompt '12 + 5'" in message
+    limits["contamination"]["against"] = [exam | {"path": "gone.jsonl"}]
+    ready.params(**(LIMITS | {"validate": limits}))
+    assert ready.run("validate", validate) == BAD_INPUT
+    assert "gone.jsonl: no such file" in ready.outcome("validate")["message"]
 
 
 def test_failing_stage_publishes_nothing_and_keeps_the_report(ready):

@@ -219,9 +219,11 @@ ROWS = [
 def rolled_out(renderer, texts, rows=ROWS, **settings):
     engine = Scripted(renderer, texts)
     config = PreferencesConfig(num_samples=len(texts), **settings)
-    pairs, counts = pairs_from_rollouts(
+    pairs, counts, rates = pairs_from_rollouts(
         rows, engine, renderer, RewardSum(["math"], None, RewardsConfig()), config, 1, NullRecorder()
     )
+    assert [one.id for one in rates] == [row["id"] for row in rows]
+    engine.rates = [(one.solved, one.samples) for one in rates]
     return pairs, counts, engine
 
 
@@ -235,6 +237,7 @@ def test_right_completions_are_preferred_to_wrong_ones_of_the_same_prompt(render
         "problems": 3, "completions": 15, "truncated": 3, "ungraded": 0, "problems_with_pairs": 1
     }  # fmt: skip
     assert len(set(engine.seeds)) == 15
+    assert engine.rates == [(0, 5), (2, 5), (0, 5)]
 
 
 def test_the_messages_before_a_problem_are_its_pairs_context(renderer, tokenizer):

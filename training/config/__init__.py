@@ -6,7 +6,16 @@ into messages that name the key, the value and what would be accepted.
 
 from training.config.base import Count, Fraction, PositiveReal, Real, Section
 from training.config.data import PromptConfig, SourceConfig, SplitsConfig
+from training.config.hygiene import (
+    ContaminationConfig,
+    LanguageConfig,
+    LeaksConfig,
+    LengthsConfig,
+    NearDuplicatesConfig,
+    UnicodeConfig,
+)
 from training.config.learners import (
+    CurriculumConfig,
     DPOConfig,
     EvaluateConfig,
     IterativeConfig,
@@ -35,17 +44,23 @@ __all__ = [
     "TAKEN_NAMES",
     "CheckpointConfig",
     "CodeRewardConfig",
+    "ContaminationConfig",
     "Count",
+    "CurriculumConfig",
     "DPOConfig",
     "EvaluateConfig",
     "FormatRewardConfig",
     "Fraction",
     "IterativeConfig",
     "JudgeRewardConfig",
+    "LanguageConfig",
     "LanguageRewardConfig",
+    "LeaksConfig",
+    "LengthsConfig",
     "LoraConfig",
     "MathRewardConfig",
     "ModelConfig",
+    "NearDuplicatesConfig",
     "OptimizerConfig",
     "OverlongRewardConfig",
     "PositiveReal",
@@ -63,4 +78,5 @@ __all__ = [
     "SourceConfig",
     "SplitsConfig",
     "StepsConfig",
+    "UnicodeConfig",
 ]

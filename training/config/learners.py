@@ -110,8 +110,8 @@ class PreferencesConfig(Section):
     """file and hub: column with the other completion, in any of the same forms."""
     margin_column: str | None = None
     """file and hub: column with a number that says how much better chosen is; null means 0 for every pair."""
-    num_problems: Count = 256
-    """rollouts: problems sampled, the first of the train split (which is in hash order)."""
+    num_problems: Count | None = 256
+    """rollouts: problems sampled, the first of the train split (which is in hash order); null means all."""
     num_samples: Annotated[int, Field(ge=2)] = 8
     """rollouts: completions per problem."""
     temperature: PositiveReal = 1.0
@@ -225,6 +225,31 @@ class IterativeConfig(Section):
         return self
 
 
+class CurriculumConfig(Section):
+    """Which train problems RL sees, and in which order, by how often a model solved them."""
+
+    enabled: bool = False
+    """Filter and order the train problems by their solve rates."""
+    path: str | None = None
+    """File (.jsonl, .json, .csv or .parquet; path from the tree's root or URL) with columns id, solved and samples; null takes the rates of stage preferences."""
+    sha256: str | None = None
+    """Hex digest that the file must have; null takes any. A changed file alone starts no rerun, a changed digest does."""
+    above: Fraction | None = 0.0
+    """Keep problems solved in more than this share of their samples; 0 drops those never solved, null sets no bound."""
+    below: Fraction | None = 1.0
+    """Keep problems solved in less than this share of their samples; 1 drops those always solved, null sets no bound."""
+    unrated: Literal["drop", "keep"] = "drop"
+    """What becomes of problems without a rate; kept ones count as solved half the time in the order."""
+    order: Literal["none", "easy_first", "hard_first"] = "none"
+    """`none` draws in random order, epoch by epoch; the others go through the problems by rate over the run's steps."""
+
+    @model_validator(mode="after")
+    def _leaves_something(self) -> CurriculumConfig:
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError(f"above {self.above} must be less than below {self.below}")
+        return self
+
+
 class RLConfig(Section):
     """Reinforcement learning from graded completions; an algorithm is a choice on these switches.
 
@@ -322,6 +347,8 @@ class RLConfig(Section):
     critic_lora: LoraConfig = LoraConfig()
     """gae: adapters in the value model instead of full weights; its head is trained whole."""
 
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Train problems chosen by evidence: how often a model solved them."""
     iterative: IterativeConfig = IterativeConfig()
     """Outer iterations that reset the reference and go on training the reward model."""
 

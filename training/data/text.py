@@ -15,6 +15,14 @@ def fill(template: str, **fields: str) -> str:
     )
 
 
+def unfill(template: str, text: str) -> str:
+    """The question in a prompt that `fill` made of a template; the text itself where that can't be told."""
+    before, _, after = template.partition("{question}")
+    if "{question}" in after or not text.startswith(before) or not text.endswith(after):
+        return text
+    return text[len(before) : len(text) - len(after)]
+
+
 def fill_row(row: Row, prompt: PromptConfig) -> tuple[str, str | None]:
     """The user message and the reference completion of a row, None where the row lacks what the template names."""
     fields = {"question": row.question, "solution": row.solution, "answer": row.answer}

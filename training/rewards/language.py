@@ -1,8 +1,7 @@
 """`language`: the share of a completion's words that are of the target language (DeepSeek-R1, arXiv:2501.12948 §2.3.2).
 
-A word is of the target language when it is written in its script, which tells Chinese from English exactly, but
-English from French not at all. Numbers, formulas, code, tags and single Latin letters (variables) are no words; in
-scripts without spaces between words each character counts.
+A word (see training.languages) is of the target language when it is written in its script, which tells Chinese from
+English exactly, but English from French not at all.
 """
 
 from __future__ import annotations
@@ -12,18 +11,8 @@ from typing import Any
 
 import regex
 
-from training.languages import SCRIPTS
+from training.languages import SCRIPTS, words
 from training.rewards.explained import Explained, ExplainingReward
-
-_NO_WORDS = regex.compile(
-    r"```.*?(?:```|\Z)|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[a-zA-Z]+|</?\w+>",
-    regex.DOTALL,
-)
-_WORD = regex.compile(
-    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
-    r"|\p{Latin}[\p{Latin}\p{M}]+|[\p{L}--\p{Latin}][\p{L}\p{M}--\p{Latin}]*",
-    regex.VERSION1,
-)
 
 
 class LanguageReward(ExplainingReward):
@@ -34,7 +23,7 @@ class LanguageReward(ExplainingReward):
         self._own = regex.compile("|".join(rf"\p{{{script}}}" for script in SCRIPTS[target]))
 
     def explain(self, prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[Explained]:
-        return [self._grade(_WORD.findall(_NO_WORDS.sub(" ", text))) for text in completions]
+        return [self._grade(words(text)) for text in completions]
 
     def _grade(self, words: list[str]) -> Explained:
         if not words:

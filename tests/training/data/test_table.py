@@ -1,4 +1,5 @@
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -6,7 +7,7 @@ from training.config import PromptConfig
 from training.data.shots import Shots
 from training.data.splits import Row
 from training.data.table import SCHEMA, write_table
-from training.data.text import fill
+from training.data.text import fill, unfill
 
 
 def rows(number: int) -> list[tuple[str, Row]]:
@@ -51,3 +52,13 @@ def test_texts_are_filled_in_as_they_are(solution, answer):
 
 def test_braces_in_a_question_are_no_fields():
     assert fill("{question}{question}", question="{question} {0} {") == "{question} {0} {{question} {0} {"
+
+
+@pytest.mark.parametrize(
+    ("template", "question"),
+    [("{question}", "a {b}?"), ("Q: {question}\nThink.", "Q: a?"), ("{question}, again: {question}", None)],
+)
+def test_a_question_is_found_in_its_prompt(template, question):
+    prompt = fill(template, question=question or "a?")
+    assert unfill(template, prompt) == (question or prompt)
+    assert unfill("Q: {question}", "another prompt") == "another prompt"

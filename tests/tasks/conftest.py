@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import string
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,15 @@ from training.storage import publishing, read_json, write_json
 
 REPOSITORY = Path(__file__).parents[2]
 SHAPE = ScratchModelConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+PRINTABLE = ScratchModelConfig(
+    alphabet=string.printable,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    max_position_embeddings=512,
+)
+"""A model that reads and writes any ASCII text."""
 SETTINGS: dict[str, Any] = {
     "seed": 7,
     "threads": 1,
@@ -209,3 +219,27 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> Iterato
     handler = signal.getsignal(signal.SIGTERM)
     yield Tree(root)
     signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def with_model(tree: Tree) -> Tree:
+    """The tree with a base model of random weights, for which all that stands before RL is switched off."""
+    base = tree.root / "data/models/base"
+    with publishing(base) as folder:
+        write_json(
+            folder / "source.json", bring_model(ModelConfig(source="scratch", scratch=PRINTABLE), 1, folder)
+        )
+        write_json(folder / "metrics.json", {})
+    with publishing(tree.root / FURTHER_MODELS):
+        pass
+    start = {"model": "data/models/base", "digest": output_digest(base)}
+    nothing = {"model": None, "digest": None}
+    for name, reference in (
+        ("models/sft", start),
+        ("models/dpo", start),
+        ("models/reward", nothing),
+        ("preferences", nothing),
+    ):
+        with publishing(tree.root / "data" / name) as folder:
+            write_json(folder / "reference.json", reference)
+    return tree

@@ -1,31 +1,18 @@
 """A task graded by running programs, from a file to an RL step."""
 
 import json
-import string
 
 import pandas as pd
-import pytest
 
 from tasks.config import load_params
 from tasks.prepare import prepare
 from tasks.rl import rl
 from tasks.stage import BAD_INPUT, Stage
-from tasks.tracking import FURTHER_MODELS, output_digest
 from tasks.validate import validate
 from tests.shared import needs_sandbox
-from training.config import ModelConfig, ScratchModelConfig
-from training.models import bring_model
-from training.storage import publishing, read_json, write_json
+from training.storage import read_json
 
 pytestmark = needs_sandbox()
-SHAPE = ScratchModelConfig(
-    alphabet=string.printable,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    max_position_embeddings=512,
-)
 ROWS = [
     {
         "task_id": n,
@@ -55,29 +42,6 @@ def settings(rows, tree, unsafe=False):
             "max_completion_length": 8,
         },
     )
-
-
-@pytest.fixture
-def with_model(tree):
-    base = tree.root / "data/models/base"
-    with publishing(base) as folder:
-        write_json(
-            folder / "source.json", bring_model(ModelConfig(source="scratch", scratch=SHAPE), 1, folder)
-        )
-        write_json(folder / "metrics.json", {})
-    with publishing(tree.root / FURTHER_MODELS):
-        pass
-    start = {"model": "data/models/base", "digest": output_digest(base)}
-    nothing = {"model": None, "digest": None}
-    for name, reference in (
-        ("models/sft", start),
-        ("models/dpo", start),
-        ("models/reward", nothing),
-        ("preferences", nothing),
-    ):
-        with publishing(tree.root / "data" / name) as folder:
-            write_json(folder / "reference.json", reference)
-    return tree
 
 
 def test_from_rows_of_mbpp_to_an_rl_step(with_model):

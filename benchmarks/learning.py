@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
+from threading import Lock
 from typing import Any
 
 from benchmarks.recipe import ROOT, machine, today
@@ -25,7 +26,7 @@ from tasks.config import load_params
 from tasks.tracking import OUTPUTS, open_store, run_that_made
 from tasks.versioning import DVC, environment
 from tasks.workspaces import claimed, find_recipe
-from training.storage import read_json
+from training.storage import read_json, write_json, write_text
 
 ALGORITHMS = {
     "GRPO": "grpo",
@@ -260,21 +261,26 @@ def main() -> None:
     for number in range(arguments.jobs):
         free.put(f"learning-{number}")
 
-    def one(name: str, seed: int) -> dict[str, Any]:
+    raw = ROOT / "benchmarks" / "results" / f"{task.curves}.json"
+    writing = Lock()
+
+    def one(name: str, seed: int) -> None:
         workspace = free.get()
         try:
-            return run(task, name, seed, workspace)
+            row = run(task, name, seed, workspace)
         finally:
             free.put(workspace)
+        with writing:  # each row is kept as it comes, so that an interrupted measurement loses one
+            before = read_json(raw)["runs"] if raw.is_file() else []
+            write_json(raw, merged(before, [row]))
 
-    raw = ROOT / "benchmarks" / "results" / f"{task.curves}.json"
-    for seed in arguments.seeds or task.seeds:  # what is measured is kept after every seed
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            new = list(pool.map(one, names, [seed] * len(names)))
-        result = merged(json.loads(raw.read_text())["runs"] if raw.is_file() else [], new)
-        raw.write_text(json.dumps(result) + "\n")
-        (ROOT / "docs" / f"{task.page}.md").write_text(page(task, result), encoding="utf-8")
-        draw(result, ROOT / "docs" / f"{task.curves}.png")
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        runs = [pool.submit(one, name, seed) for seed in arguments.seeds or task.seeds for name in names]
+    for measured in runs:
+        measured.result()
+    result = read_json(raw)
+    write_text(ROOT / "docs" / f"{task.page}.md", page(task, result))
+    draw(result, ROOT / "docs" / f"{task.curves}.png")
     print(page(task, result))
 
 

@@ -26,7 +26,7 @@ from tasks.config import load_params
 from tasks.tracking import OUTPUTS, open_store, run_that_made
 from tasks.versioning import DVC, environment
 from tasks.workspaces import claimed, find_recipe
-from training.storage import read_json, write_json, write_text
+from training.storage import read_json, write_text
 
 ALGORITHMS = {
     "GRPO": "grpo",
@@ -272,7 +272,7 @@ def main() -> None:
             free.put(workspace)
         with writing:  # each row is kept as it comes, so that an interrupted measurement loses one
             before = read_json(raw)["runs"] if raw.is_file() else []
-            write_json(raw, merged(before, [row]))
+            write_text(raw, json.dumps(merged(before, [row])) + "\n")
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         runs = [pool.submit(one, name, seed) for seed in arguments.seeds or task.seeds for name in names]

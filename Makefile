@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PYTEST ?= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test test-slow lint lock results
+.PHONY: help setup run ui test test-slow lint lock results bench
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,17 @@ test-slow: $(READY) ## tests that take longer than the suite's budget
 
 results: $(READY) ## measure the default recipe over three seeds and write the README's table
 	$(BIN)/python -m benchmarks.recipe
+
+BENCH := .venv-bench
+bench: $(BENCH)/.ready ## run beside TRL and write docs/performance.md; WORK=add ROUNDS=1 runs one work once, GSM8K=FILE
+	$(BENCH)/bin/python -m benchmarks.bench $(if $(WORK),--work $(WORK)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(GSM8K),--gsm8k $(GSM8K))
+
+# TRL 1.11 was the last with PPO; it stands before the other on that measurement's path.
+$(BENCH)/.ready: pyproject.toml requirements/base.txt requirements/model.txt
+	$(MAKE) setup VENV=$(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --constraint requirements/base.txt --editable ".[bench]"
+	$(BENCH)/bin/python -m pip install --quiet --no-deps --upgrade --target $(BENCH)/ppo trl==1.11.0
+	@touch $(BENCH)/.ready
 
 lock: $(READY) ## resolve and pin the dependencies anew
 	$(BIN)/python requirements/lock.py

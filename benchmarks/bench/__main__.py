@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from benchmarks.recipe import ROOT, machine, today
 
 RAW = ROOT / "benchmarks" / "results" / "latest.json"
 PAGE = ROOT / "docs" / "performance.md"
-PHASES = ("rollout", "reference", "update", "rest", "total")
+OLD_TRL = Path(sys.prefix) / "ppo"
+"""Where `make bench` puts the last TRL that had PPO."""
+PHASES = ("rollout", "scoring", "update", "rest", "total")
 PEAK = """
 import json, time, torch
 a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
@@ -30,10 +33,11 @@ print(json.dumps({"gflops": 2 * 2048**3 / best / 1e9, "threads": torch.get_num_t
 """Float32 matrix product of 2048 x 2048, the best of twelve."""
 
 
-def child(*arguments: str) -> dict[str, Any]:
-    """The JSON object that a Python process prints last."""
+def child(*arguments: str, path: Path | None = None) -> dict[str, Any]:
+    """The JSON object that a Python process prints last; `path` stands first among where it looks for packages."""
+    variables = os.environ | ({"PYTHONPATH": str(path)} if path else {})
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, *arguments], cwd=ROOT, env=variables, check=True, stdout=subprocess.PIPE, text=True
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -45,9 +49,15 @@ def measure(work: Work, rounds: int, steps: int, gsm8k: list[str]) -> dict[str, 
     found: dict[str, Any] = {"work": work.name, "equal": equal, "peak": [], "gradeline": [], "trl": []}
     for number in range(rounds):
         found["peak"].append(child("-c", PEAK))
-        for side, module in (("gradeline", "ours"), ("trl", "peer")):
+        for side in ("gradeline", "trl"):
             began = time.monotonic()
-            one = child("-m", f"benchmarks.bench.{module}", work.name, str(steps), *gsm8k)
+            command = (work.name, str(steps), *gsm8k)
+            if side == "gradeline":
+                one = child("-m", "benchmarks.bench.ours", *command)
+            elif work.kind == "ppo":
+                one = child("-m", "benchmarks.bench.ppo", *command, path=OLD_TRL)
+            else:
+                one = child("-m", "benchmarks.bench.peer", *command)
             found[side].append(one)
             total = statistics.median(step["total"] for step in one["steps"])
             print(
@@ -73,9 +83,9 @@ def section(result: dict[str, Any]) -> list[str]:
     flops = result["gradeline"][0]["flops"]
     peak = max(one["gflops"] for one in result["peak"]) * 1e9
     tokens = result["gradeline"][0]["tokens"]
-    unit = {"grpo": "prompts", "sft": "examples", "reward_model": "pairs"}[work.kind]
+    unit = {"grpo": "prompts", "ppo": "prompts", "sft": "examples", "reward_model": "pairs"}[work.kind]
     sizes = f"{work.num_prompts} {unit}"
-    if work.kind == "grpo":
+    if work.kind in ("grpo", "ppo"):
         sizes += f" x {work.num_generations} completions x {work.completion_length} tokens, β = {work.beta}"
     lines = [f"## `{work.name}`: {sizes}", ""]
     if result["equal"]:
@@ -100,7 +110,8 @@ def section(result: dict[str, Any]) -> list[str]:
             f"| {phase} | {statistics.median(mine):.1f} | {statistics.median(other):.1f} | {_spread(ratios)} | {share} |"
         )
     memory = {
-        side: statistics.median(one["peak_memory_gb"] for one in result[side]) for side in ("gradeline", "trl")
+        side: statistics.median(one["peak_memory_gb"] for one in result[side])
+        for side in ("gradeline", "trl")
     }
     seconds = statistics.median(row["total"] for row in ours)
     lines += [

@@ -37,6 +37,7 @@ from training.config import (
     RLConfig,
     SFTConfig,
 )
+from training.critic import Critic
 from training.experience import Problem
 from training.models import load_model, load_tokenizer, new_reward_model
 from training.policy import Policy
@@ -44,12 +45,20 @@ from training.preferences import Pair
 from training.prompts import PromptRenderer
 from training.recorder import NullRecorder
 from training.reward_model import compared, train_reward_model
-from training.rewards import RewardSum
+from training.rewards import Reward, RewardSum
+from training.rewards.model import ModelReward
 from training.rl import RLTrainer
 from training.rollout.native import NativeEngine
 from training.sft import train_sft
 
 OPTIMIZER = OptimizerConfig(learning_rate=LEARNING_RATE, schedule="constant", weight_decay=0.0)
+PPO: dict[str, Any] = {
+    "advantage_estimator": "gae",
+    "lam": 0.95,
+    "kl_in": "reward",
+    "reward_funcs": ["model"],
+    "critic_optimizer": OPTIMIZER,
+}
 CPU = torch.device("cpu")
 
 
@@ -72,8 +81,8 @@ class Clock(NullRecorder):
         return [step | {"total": total} for step, total in zip(self.steps, totals, strict=True)]
 
 
-def grpo_config(work: Work, num_steps: int) -> RLConfig:
-    """The work as Gradeline's settings; TRL's are in `peer`."""
+def rl_config(work: Work, num_steps: int) -> RLConfig:
+    """The work as Gradeline's settings; TRL's are in `peer` and `ppo`."""
     return RLConfig(
         num_steps=num_steps,
         prompts_per_step=work.num_prompts,
@@ -83,21 +92,28 @@ def grpo_config(work: Work, num_steps: int) -> RLConfig:
         loss_type="grpo",
         checkpoint_every=num_steps + 1,
         optimizer=OPTIMIZER,
+        **({} if work.kind == "grpo" else PPO),
     )
 
 
 def trainer(work: Work, data: list[dict[str, str]], num_steps: int, clock: Any, folder: Path) -> RLTrainer:
-    """GRPO on the work's prompts with the hash as the reward."""
-    config = grpo_config(work, num_steps)
+    """GRPO on the work's prompts with the hash as the reward, or PPO with four models."""
+    config = rl_config(work, num_steps)
     tokenizer = load_tokenizer(model_folder())
     renderer = PromptRenderer(tokenizer, PromptConfig(chat_template=TEMPLATE))
     policy = Policy(load_model(model_folder(), CPU), LoraConfig(), SEED)
     reference = load_model(model_folder(), CPU) if work.beta else None
+    given: dict[str, Reward] = {"hashed": hashed}
+    critic = None
+    if work.kind == "ppo":
+        reward_model = new_reward_model(model_folder(), tokenizer, CPU, SEED, None).requires_grad_(False)
+        given = {"model": ModelReward(reward_model, renderer)}
+        critic = Critic(load_model(model_folder(), CPU), shared=False)
     return RLTrainer(
         policy,
         reference,
         NativeEngine(policy.model, set()),
-        RewardSum(["hashed"], None, RewardsConfig(), {"hashed": hashed}),
+        RewardSum(list(given), None, RewardsConfig(), given),
         renderer,
         [Problem(row["question"], tuple(renderer.ids(row["question"])), {}) for row in data],
         config,
@@ -105,6 +121,7 @@ def trainer(work: Work, data: list[dict[str, str]], num_steps: int, clock: Any, 
         pad_id=tokenizer.pad_token_id or 0,
         checkpoints=folder,
         recorder=clock,
+        critic=critic,
     )
 
 
@@ -123,7 +140,7 @@ def measure(work: Work, num_steps: int, gsm8k: Path | None) -> dict[str, Any]:
             "recorder": clock,
         }
         run: Callable[[], Any]
-        if work.kind == "grpo":
+        if work.kind in ("grpo", "ppo"):
             made = trainer(work, data, num_steps + 1, clock, Path(folder))
             model, run = made.policy.model, made.train
         elif work.kind == "sft":
@@ -170,13 +187,13 @@ def measure(work: Work, num_steps: int, gsm8k: Path | None) -> dict[str, Any]:
 
 
 def phases(step: dict[str, float]) -> dict[str, float]:
-    """Seconds of a step: rollout, reference, update and rest make up the total."""
+    """Seconds of a step: rollout, scoring (rewards, reference, values), update and rest make up the total."""
     update = step["update"] if "update" in step else step["step"]
-    found = {"rollout": step.get("rollout", 0.0), "reference": step.get("compare", 0.0), "update": update}
+    scoring = step.get("grade", 0.0) + step.get("compare", 0.0)
+    found = {"rollout": step.get("rollout", 0.0), "scoring": scoring, "update": update}
     return found | {"rest": step["total"] - sum(found.values()), "total": step["total"]}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(torch.get_num_threads())
     path = Path(sys.argv[3]) if len(sys.argv) > 3 else None
     print(json.dumps(measure(WORKS[sys.argv[1]], int(sys.argv[2]), path)))

@@ -51,14 +51,11 @@ class Timed(GRPOTrainer):
         return self._timed("rollout", super()._generate_single_turn, *args, **kwargs)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        phase = "update" if torch.is_grad_enabled() else "reference"
+        phase = "update" if torch.is_grad_enabled() else "scoring"
         return self._timed(phase, super()._get_per_token_logps_and_entropies, *args, **kwargs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._timed("training_step", super().training_step, *args, **kwargs)
-
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
-        return self._timed("grade", super()._calculate_rewards, *args, **kwargs)
+        return self._timed("scoring", super()._calculate_rewards, *args, **kwargs)
 
     def _timed(self, phase: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
@@ -68,7 +65,7 @@ class Timed(GRPOTrainer):
 
 
 class Steps(TrainerCallback):
-    """When every step began and ended, the optimizer's step included."""
+    """Seconds of every step and its phases; what is neither rollout nor scoring is the update, the optimizer included."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -80,11 +77,10 @@ class Steps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         total, phases = time.monotonic() - self.began, self.of_phases
-        rollout, reference = phases.get("rollout", 0.0), phases.get("reference", 0.0)
-        rest = phases.get("grade", 0.0)
-        update = total - rollout - reference - rest
+        rollout, scoring = phases.get("rollout", 0.0), phases.get("scoring", 0.0)
+        update = total - rollout - scoring
         self.rows.append(
-            {"rollout": rollout, "reference": reference, "update": update, "rest": rest, "total": total}
+            {"rollout": rollout, "scoring": scoring, "update": update, "rest": 0.0, "total": total}
         )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from training.config import ModelConfig
-from training.data.files import read_records
-from training.errors import BadInput
+from training.data.files import download, read_records
 from training.models import bring_model
 from training.prompts import PromptRenderer
 
@@ -29,10 +29,10 @@ class Work:
     """One kind of step: what is learnt from how many tokens."""
 
     name: str
-    kind: Literal["grpo", "sft", "reward_model"]
+    kind: Literal["grpo", "ppo", "sft", "reward_model"]
     questions: Literal["add", "gsm8k"]
     num_prompts: int
-    """grpo: prompts a step; sft: examples; reward_model: pairs."""
+    """grpo, ppo: prompts a step; sft: examples; reward_model: pairs."""
     num_generations: int = 1
     completion_length: int = 12
     beta: float = 0.0
@@ -45,6 +45,7 @@ WORKS = {
         Work("add-kl", "grpo", "add", 8, 8, 12, 0.04),
         Work("gsm8k", "grpo", "gsm8k", 4, 8, 64),
         Work("gsm8k-kl", "grpo", "gsm8k", 4, 8, 64, 0.04),
+        Work("ppo", "ppo", "add", 64, 1, 12, 0.05),
         Work("sft", "sft", "gsm8k", 16),
         Work("reward-model", "reward_model", "gsm8k", 8),
     )
@@ -60,15 +61,18 @@ def model_folder() -> Path:
 
 
 def rows(work: Work, gsm8k: Path | None, number: int) -> list[dict[str, str]]:
-    """`number` questions with worked solutions."""
+    """`number` questions with worked solutions; GSM8K's test split is fetched once where no file of it is given."""
     if work.questions == "add":
         pairs = [(100 + 37 * i % 900, 100 + 53 * i % 900) for i in range(number)]
         return [{"question": f"What is {a} + {b}?", "solution": f"{a} + {b} = {a + b}"} for a, b in pairs]
     if gsm8k is None:
-        raise BadInput(f"work {work.name} needs GSM8K's test split; give --gsm8k PATH (a copy of {GSM8K})")
+        found = sorted(MODEL.parent.glob(f"*-{Path(GSM8K).name}"))
+        gsm8k = found[0] if found else download(GSM8K, MODEL.parent)
     records = read_records(gsm8k, ["question", "answer"], str(gsm8k))
-    found = [{"question": record["question"], "solution": record["answer"]} for _, record in records]
-    return found[:number]
+    return [
+        {"question": record["question"], "solution": record["answer"]}
+        for _, record in islice(records, number)
+    ]
 
 
 def hashed(completions: list[Any], **_: Any) -> list[float]:
@@ -126,24 +130,35 @@ def needed(work: Work, shape: Shape, prompts: list[int], completions: list[int])
     """
     size = 2 if work.kind == "reward_model" else work.num_generations
     groups = [completions[i * size : (i + 1) * size] for i in range(len(prompts))]
-    read = 0 if work.kind == "reward_model" else 1
-    passes = sum(
-        shape.forward(0, p, 0) + sum(shape.forward(p, c, read * c) for c in group)
-        for p, group in zip(prompts, groups, strict=True)
-    )
-    if work.kind != "grpo":
-        return {"update": 3 * passes}
+
+    def once(read: int) -> float:
+        return sum(
+            shape.forward(0, p, 0) + sum(shape.forward(p, c, read * c) for c in group)
+            for p, group in zip(prompts, groups, strict=True)
+        )
+
+    with_logits, without = once(1), once(0)
+    if work.kind == "sft":
+        return {"update": 3 * with_logits}
+    if work.kind == "reward_model":
+        return {"update": 3 * without}
     rollout = sum(
         shape.forward(0, p, 1) + sum(shape.forward(p, c - 1, c - 1) for c in group)
         for p, group in zip(prompts, groups, strict=True)
     )
-    return {"rollout": rollout, "update": 3 * passes} | ({"reference": passes} if work.beta else {})
+    if work.kind == "ppo":  # scored: reference, values, rewards; updated: policy and value model
+        return {
+            "rollout": rollout,
+            "scoring": with_logits + 2 * without,
+            "update": 3 * (with_logits + without),
+        }
+    return {"rollout": rollout, "update": 3 * with_logits} | ({"scoring": with_logits} if work.beta else {})
 
 
 def lengths(work: Work, renderer: PromptRenderer, data: list[dict[str, str]]) -> tuple[list[int], list[int]]:
     """Prompt lengths and completion lengths of a step on `data`, in tokens."""
     prompts = [len(renderer.ids(row["question"])) for row in data]
-    if work.kind == "grpo":
+    if work.kind in ("grpo", "ppo"):
         return prompts, [work.completion_length] * (work.num_generations * len(data))
     solutions = [len(renderer.completion_ids(row["solution"])) for row in data]
     if work.kind == "sft":

@@ -44,15 +44,15 @@ results: $(READY) ## measure the default recipe over three seeds and write the R
 	$(BIN)/python -m benchmarks.recipe
 
 BENCH := .venv-bench
-bench: $(BENCH)/.ready ## run beside TRL and write docs/performance.md; WORK=add ROUNDS=1 runs one work once, GSM8K=FILE
+bench: $(BENCH)/.ready-bench ## run beside TRL and write docs/performance.md; WORK=add ROUNDS=1 runs one work once, GSM8K=FILE
 	$(BENCH)/bin/python -m benchmarks.bench $(if $(WORK),--work $(WORK)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(GSM8K),--gsm8k $(GSM8K))
 
 # TRL 1.11 was the last with PPO; it stands before the other on that measurement's path.
-$(BENCH)/.ready: pyproject.toml requirements/base.txt requirements/model.txt
+$(BENCH)/.ready-bench: pyproject.toml requirements/base.txt requirements/model.txt
 	$(MAKE) setup VENV=$(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --constraint requirements/base.txt --editable ".[bench]"
 	$(BENCH)/bin/python -m pip install --quiet --no-deps --upgrade --target $(BENCH)/ppo trl==1.11.0
-	@touch $(BENCH)/.ready
+	@touch $(BENCH)/.ready-bench
 
 lock: $(READY) ## resolve and pin the dependencies anew
 	$(BIN)/python requirements/lock.py

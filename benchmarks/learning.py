@@ -31,6 +31,7 @@ from training.storage import read_json, write_text
 ALGORITHMS = {
     "GRPO": "grpo",
     "GRPO, curriculum": "grpo-curriculum",
+    "GRPO, one step off": "one-step-off",
     "Dr. GRPO": "dr-grpo",
     "DAPO": "dapo",
     "RLOO": "rloo",

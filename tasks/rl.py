@@ -84,11 +84,14 @@ def rl(stage: Stage) -> None:
         else:
             own_model = load_checkpoint(folder, device, config.critic_lora.quantization)
             critic = Critic(own_model, shared=False, lora=config.critic_lora, seed=params.seed)
+    sampler = policy.sampler() if config.one_step_off else None
     trainer = RLTrainer(
         policy,
         reference,
         NativeEngine(
-            model, end_token_ids(model, tokenizer), config.prompts_per_step * config.num_generations
+            sampler or model,
+            end_token_ids(model, tokenizer),
+            config.prompts_per_step * config.num_generations,
         ),
         rewards,
         renderer,
@@ -100,6 +103,7 @@ def rl(stage: Stage) -> None:
         recorder=stage.run,
         critic=critic,
         learner=learner,
+        sampler=sampler,
     )
     came_from = {role: str(folder.relative_to(stage.root)) for role, folder in folders.items()}
     models = {
@@ -107,6 +111,7 @@ def rl(stage: Stage) -> None:
         "reference": reference or policy.kept or None,
         "reward": reward_model,
         "value": critic,
+        "sampler": sampler,
     }
     stage.run.table("models", held(models, came_from))
     stage.run.metrics(curriculum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,10 @@ class Policy:
             yield self.model
         finally:
             self._put(trained)
+
+    def sampler(self) -> transformers.PreTrainedModel:
+        """A frozen copy of the model as it is now, adapters included, that is sampled from while this one changes."""
+        return copy.deepcopy(self.model).requires_grad_(False).eval()
 
     def merged(self) -> transformers.PreTrainedModel:
         """The plain model to save; adapters are merged into its weights. The policy is used up."""

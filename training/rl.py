@@ -7,6 +7,8 @@ for step:
     rewards     = the rules' weighted sum                       roll_out
     advantages  = reward against the baseline                   compare     GRPO: the group's mean; PPO: a value model
     loss        = surrogate + KL + value loss                   update      num_iterations x num_minibatches
+
+With `one_step_off` the next step's prompts are sampled and graded while this step's update runs   training/ahead.py
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 
+from training.ahead import Ahead
 from training.algorithms.kl import adaptive_kl_coef, kl_penalty
 from training.algorithms.losses import value_loss
 from training.batches import lay_out, split_by_tokens
@@ -55,7 +58,7 @@ class RLTrainer:
 
     `reference` is the frozen model of the KL penalty; None with a penalty means the policy without its adapters.
     `critic` is the value model of advantage_estimator gae; `learner` goes on training the reward model where
-    `iterative` says so.
+    `iterative` says so; `sampler` is a copy of the policy for rollouts that run beside the update (one_step_off).
     """
 
     def __init__(
@@ -74,11 +77,14 @@ class RLTrainer:
         recorder: Recorder,
         critic: Critic | None = None,
         learner: RewardLearner | None = None,
+        sampler: transformers.PreTrainedModel | None = None,
     ) -> None:
         if len(problems) < config.prompts_per_step:
             raise BadInput(
                 f"rl.prompts_per_step = {config.prompts_per_step}: the train split has only {len(problems)} rows"
             )
+        if config.one_step_off != (sampler is not None):
+            raise ValueError("one_step_off needs a sampler, and nothing else does")
         if config.sync_ref_model and config.beta and reference is None:
             raise BadInput(
                 "rl.sync_ref_model: the reference is the model without its adapters and can't move"
@@ -105,6 +111,11 @@ class RLTrainer:
             changing |= {f"reference.{name}": p for name, p in reference.named_parameters()}
         self.iterations = Iterations(config, policy, reference, learner)
         changing |= self.iterations.changing
+        self.sampler = sampler
+        if sampler is not None:
+            own = dict(sampler.named_parameters())
+            self.sampled_by = {name: own[name] for name in policy.parameters}
+            changing |= {f"sampler.{name}": p for name, p in self.sampled_by.items()}
         self.checkpoints = Checkpoints(checkpoints, changing, *optimizers, *self.iterations.optimizers)
 
     def train(self) -> list[dict[str, Any]]:
@@ -114,16 +125,21 @@ class RLTrainer:
         self.kl_coef = extra.get("kl_coef", config.beta)
         self.iterations.restore(extra)
         replay(history, self.recorder)
+        ahead = Ahead(self.roll_out, range(first, config.num_steps), self._catch_up if self.sampler else None)
         for step in range(first, config.num_steps):
             began = self.iterations.begin(step)
-            rollout = self.roll_out(step)
+            rollout, waited = ahead.take(step)
             self.iterations.collect(rollout, step)
             batch, seconds = self.compare(rollout)
             values, update_seconds = self.update(batch, step)
             self._move_reference(step)
             values = rollout_metrics(rollout, config) | values | began
-            history.append({"step": step + 1} | values)
             timings = rollout.seconds | {"compare": seconds, "update": update_seconds}
+            if self.sampler is not None:
+                # the first rollout of all is the start's own, every other one update behind
+                values["sampling/staleness"] = float(step > 0)
+                timings["waiting"] = waited
+            history.append({"step": step + 1} | values)
             self.recorder.metrics(values | {f"time/{name}": s for name, s in timings.items()}, step + 1)
             self.recorder.table(f"completions/step-{step + 1:06d}", self._rows(rollout, batch))
             self.recorder.progress(
@@ -215,7 +231,8 @@ class RLTrainer:
                 critic_norms.append(
                     optimizer_step(self.critic_optimizer, trained, config.critic_optimizer, rate_of_critic)
                 )
-        self.engine.load_weights(self.policy.model.named_parameters())
+        if self.sampler is None:
+            self.engine.load_weights(self.policy.model.named_parameters())
         metrics = totals | {"grad_norm": sum(norms) / updates, "learning_rate": rate}
         if self.critic is not None:
             metrics |= {"critic/grad_norm": sum(critic_norms) / updates} | _explained(batch)
@@ -223,6 +240,14 @@ class RLTrainer:
             metrics["kl_coef"] = self.kl_coef
             self.kl_coef = adaptive_kl_coef(self.kl_coef, totals["kl"], config.kl_target)
         return metrics, time.monotonic() - started
+
+    def _catch_up(self) -> None:
+        """Give the sampler the policy's weights."""
+        assert self.sampler is not None
+        with torch.no_grad():
+            for name, parameter in self.policy.parameters.items():
+                self.sampled_by[name].copy_(parameter)
+        self.engine.load_weights(self.sampler.named_parameters())
 
     def _prompts(self, step: int, round_: int) -> list[int]:
         config = self.config

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench.work import GSM8K, WORKS, Work
+from benchmarks.bench.work import GSM8K, VARIANTS, WORKS, Work
 from benchmarks.recipe import ROOT, machine, today
 
 RAW = ROOT / "benchmarks" / "results" / "latest.json"
@@ -53,7 +53,7 @@ def measure(work: Work, rounds: int, steps: int, gsm8k: list[str]) -> dict[str, 
             began = time.monotonic()
             command = (work.name, str(steps), *gsm8k)
             if side == "gradeline":
-                one = child("-m", "benchmarks.bench.ours", *command)
+                one = ours(work, steps, gsm8k)
             elif work.kind == "ppo":
                 one = child("-m", "benchmarks.bench.ppo", *command, path=OLD_TRL)
             else:
@@ -65,6 +65,23 @@ def measure(work: Work, rounds: int, steps: int, gsm8k: list[str]) -> dict[str, 
                 f"(the process took {time.monotonic() - began:.0f} s)",
                 flush=True,
             )
+    return found
+
+
+def ours(work: Work, steps: int, gsm8k: list[str], variant: str = "plain") -> dict[str, Any]:
+    """One process of Gradeline's side."""
+    options = ["--variant", variant, *(part for file in gsm8k for part in ("--gsm8k", file))]
+    return child("-m", "benchmarks.bench.ours", work.name, str(steps), *options)
+
+
+def apart(work: Work, rounds: int, steps: int, gsm8k: list[str]) -> dict[str, Any]:
+    """Gradeline's variants of a work in turn with its plain step: seconds of a step by round."""
+    found: dict[str, Any] = {"work": work.name, "plain": [], **{variant: [] for variant in VARIANTS}}
+    for _ in range(rounds):
+        for variant in ("plain", *VARIANTS):
+            one = ours(work, steps, gsm8k, variant)
+            found[variant].append(statistics.median(step["total"] for step in one["steps"]))
+            print(f"{work.name}, {variant}: {found[variant][-1]:.1f} s a step", flush=True)
     return found
 
 
@@ -123,6 +140,26 @@ def section(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def section_apart(results: list[dict[str, Any]]) -> list[str]:
+    """What a variant saves of the plain step's time."""
+    if not results:
+        return []
+    lines = [
+        "## Gradeline alone: variants of a step",
+        "",
+        "| work | variant | plain, s | variant, s | times faster |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for result in results:
+        for variant, about in VARIANTS.items():
+            ratios = [a / b for a, b in zip(result["plain"], result[variant], strict=True)]
+            lines.append(
+                f"| `{result['work']}` | {about} | {statistics.median(result['plain']):.1f} | "
+                f"{statistics.median(result[variant]):.1f} | {_spread(ratios, 2)} |"
+            )
+    return [*lines, ""]
+
+
 def page(record: dict[str, Any]) -> str:
     """docs/performance.md."""
     head = f"""# How fast, beside TRL
@@ -141,14 +178,23 @@ logits are needed, three times that with a gradient; a group's prompt counted on
 Not measured on a GPU.
 """
     parts = [line for result in record["works"] for line in section(result)]
+    parts += section_apart(record["apart"])
     foot = f"Made by `make bench` on {record['date']}, {record['machine']}, torch {record['torch']}."
     return "\n".join([head, *parts, foot, ""])
 
 
-def _spread(values: list[float]) -> str:
+def _spread(values: list[float], digits: int = 1) -> str:
     if not values:
         return ""
-    return f"{statistics.median(values):.1f} [{min(values):.1f}, {max(values):.1f}]"
+    middle, low, high = (f"{v:.{digits}f}" for v in (statistics.median(values), min(values), max(values)))
+    return f"{middle} [{low}, {high}]"
+
+
+def _put(results: list[dict[str, Any]], new: dict[str, Any]) -> None:
+    """The result among the others, in the works' order, in the place of an earlier one of the same work."""
+    order = list(WORKS)
+    results[:] = [one for one in results if one["work"] != new["work"]] + [new]
+    results.sort(key=lambda one: order.index(one["work"]))
 
 
 def main() -> None:
@@ -163,21 +209,26 @@ def main() -> None:
     import trl
 
     gsm8k = [str(arguments.gsm8k.resolve())] if arguments.gsm8k else []
-    results = [measure(WORKS[name], arguments.rounds, arguments.steps, gsm8k) for name in arguments.work]
-    peaks = [one for result in results for one in result["peak"]]
-    earlier = json.loads(RAW.read_text())["works"] if RAW.is_file() else []
-    kept = {result["work"]: result for result in earlier + results}
-    record = {
-        "machine": machine(),
-        "date": today(),
-        "trl": trl.__version__,
-        "torch": peaks[0]["torch"],
-        "threads": peaks[0]["threads"],
-        "peak": max(one["gflops"] for one in peaks),
-        "works": [kept[name] for name in WORKS if name in kept],
-    }
-    RAW.write_text(json.dumps(record) + "\n")
-    PAGE.write_text(page(record), encoding="utf-8")
+    record = json.loads(RAW.read_text()) if RAW.is_file() else {"works": [], "apart": []}
+    results = []
+    for name in arguments.work:
+        work = WORKS[name]
+        results.append(result := measure(work, arguments.rounds, arguments.steps, gsm8k))
+        _put(record["works"], result)
+        if name in ("add", "gsm8k"):
+            _put(record["apart"], apart(work, arguments.rounds, arguments.steps, gsm8k))
+        peaks = [one for kept in record["works"] for one in kept["peak"]]
+        record |= {
+            "machine": machine(),
+            "date": today(),
+            "trl": trl.__version__,
+            "torch": peaks[0]["torch"],
+            "threads": peaks[0]["threads"],
+            "peak": max(one["gflops"] for one in peaks),
+        }
+        # each work is kept as it comes, so that an interrupted measurement loses one
+        RAW.write_text(json.dumps(record) + "\n")
+        PAGE.write_text(page(record), encoding="utf-8")
     print("\n".join(line for result in results for line in section(result)))
 
 

@@ -1,10 +1,11 @@
-"""One measurement of Gradeline: `python -m benchmarks.bench.ours WORK STEPS [GSM8K]` prints a JSON object."""
+"""One measurement of Gradeline: `python -m benchmarks.bench.ours WORK STEPS [--variant V] [--gsm8k FILE]` prints JSON."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from benchmarks.bench.work import (
     LEARNING_RATE,
     SEED,
     TEMPLATE,
+    VARIANTS,
     WORKS,
     Shape,
     Work,
+    half_solved,
     hashed,
     lengths,
     model_folder,
@@ -83,6 +86,7 @@ class Clock(NullRecorder):
 
 def rl_config(work: Work, num_steps: int) -> RLConfig:
     """The work as Gradeline's settings; TRL's are in `peer` and `ppo`."""
+    ahead: dict[str, Any] = {"one_step_off": True, "importance_sampling_cap": 2.0}
     return RLConfig(
         num_steps=num_steps,
         prompts_per_step=work.num_prompts,
@@ -93,6 +97,7 @@ def rl_config(work: Work, num_steps: int) -> RLConfig:
         checkpoint_every=num_steps + 1,
         optimizer=OPTIMIZER,
         **({} if work.kind == "grpo" else PPO),
+        **(ahead if work.variant == "one_step_off" else {}),
     )
 
 
@@ -103,16 +108,17 @@ def trainer(work: Work, data: list[dict[str, str]], num_steps: int, clock: Any, 
     renderer = PromptRenderer(tokenizer, PromptConfig(chat_template=TEMPLATE))
     policy = Policy(load_model(model_folder(), CPU), LoraConfig(), SEED)
     reference = load_model(model_folder(), CPU) if work.beta else None
-    given: dict[str, Reward] = {"hashed": hashed}
+    given: dict[str, Reward] = {"hashed": half_solved if work.variant == "solved" else hashed}
     critic = None
     if work.kind == "ppo":
         reward_model = new_reward_model(model_folder(), tokenizer, CPU, SEED, None).requires_grad_(False)
         given = {"model": ModelReward(reward_model, renderer)}
         critic = Critic(load_model(model_folder(), CPU), shared=False)
+    sampler = policy.sampler() if config.one_step_off else None
     return RLTrainer(
         policy,
         reference,
-        NativeEngine(policy.model, set()),
+        NativeEngine(sampler or policy.model, set()),
         RewardSum(list(given), None, RewardsConfig(), given),
         renderer,
         [Problem(row["question"], tuple(renderer.ids(row["question"])), {}) for row in data],
@@ -122,6 +128,7 @@ def trainer(work: Work, data: list[dict[str, str]], num_steps: int, clock: Any, 
         checkpoints=folder,
         recorder=clock,
         critic=critic,
+        sampler=sampler,
     )
 
 
@@ -187,13 +194,26 @@ def measure(work: Work, num_steps: int, gsm8k: Path | None) -> dict[str, Any]:
 
 
 def phases(step: dict[str, float]) -> dict[str, float]:
-    """Seconds of a step: rollout, scoring (rewards, reference, values), update and rest make up the total."""
+    """Seconds of a step: rollout, scoring (rewards, reference, values), update and rest make up the total.
+
+    With rollouts beside the update they overlap, and `rest` is what is left of the total, negative as a rule.
+    """
     update = step["update"] if "update" in step else step["step"]
     scoring = step.get("grade", 0.0) + step.get("compare", 0.0)
     found = {"rollout": step.get("rollout", 0.0), "scoring": scoring, "update": update}
     return found | {"rest": step["total"] - sum(found.values()), "total": step["total"]}
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", choices=list(WORKS))
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--variant", choices=["plain", *VARIANTS], default="plain")
+    parser.add_argument("--gsm8k", type=Path)
+    arguments = parser.parse_args()
+    work = dataclasses.replace(WORKS[arguments.work], variant=arguments.variant)
+    print(json.dumps(measure(work, arguments.steps, arguments.gsm8k)))
+
+
 if __name__ == "__main__":
-    path = Path(sys.argv[3]) if len(sys.argv) > 3 else None
-    print(json.dumps(measure(WORKS[sys.argv[1]], int(sys.argv[2]), path)))
+    main()

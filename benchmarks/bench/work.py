@@ -36,6 +36,8 @@ class Work:
     num_generations: int = 1
     completion_length: int = 12
     beta: float = 0.0
+    variant: Literal["plain", "solved", "one_step_off"] = "plain"
+    """Of Gradeline's side: half of the groups without spread, or rollouts beside the update."""
 
 
 WORKS = {
@@ -50,6 +52,13 @@ WORKS = {
         Work("reward-model", "reward_model", "gsm8k", 8),
     )
 }
+
+
+VARIANTS = {
+    "solved": "every other prompt's completions all earn the same, and those groups are left out of the update",
+    "one_step_off": "`rl.one_step_off`: the next rollout runs beside the update, on the same cores",
+}
+"""What is measured of Gradeline alone, beside its plain step on the same work."""
 
 
 def model_folder() -> Path:
@@ -73,6 +82,13 @@ def rows(work: Work, gsm8k: Path | None, number: int) -> list[dict[str, str]]:
         {"question": record["question"], "solution": record["answer"]}
         for _, record in islice(records, number)
     ]
+
+
+def half_solved(completions: list[Any], prompts: list[Any], **columns: Any) -> list[float]:
+    """`hashed`, but 1 for all completions of every other prompt."""
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    values = hashed(completions, **columns)
+    return [1.0 if places[p] % 2 else value for p, value in zip(prompts, values, strict=True)]
 
 
 def hashed(completions: list[Any], **_: Any) -> list[float]:

@@ -51,11 +51,12 @@ def make(
     rewards.functions = [reward or digit_sum]
     texts = [f"{i} + {i + 1} =" for i in range(problems)]
     rows = [Problem(t, tuple(renderer.ids(t)), {"answer": "1"}) for t in texts]
-    engine = NativeEngine(model, {tokenizer.eos_token_id})
+    sampler = policy.sampler() if config.one_step_off else None
+    engine = NativeEngine(sampler or model, {tokenizer.eos_token_id})
     return RLTrainer(
         policy, reference, engine, rewards, renderer, rows, config,
         seed=1, pad_id=0, checkpoints=tmp_path, recorder=recorder or NullRecorder(),
-        critic=critic,
+        critic=critic, sampler=sampler,
     )  # fmt: skip
 
 
@@ -193,8 +194,60 @@ def test_reward_rises(tokenizer, tmp_path):
     assert sum(r["reward"] for r in history[-5:]) > 1.5 * sum(r["reward"] for r in history[:5])
 
 
-def test_a_run_killed_anywhere_resumes_to_the_same_bytes(tokenizer, tmp_path):
-    settings = {"num_steps": 5, "checkpoint_every": 1, "beta": 0.1}
+def test_one_step_off_samples_from_the_policy_as_it_was_a_step_before(tokenizer, tmp_path):
+    """Its rollouts are those of a plain engine given that policy; the first update is the plain loop's own."""
+    settings = {"num_steps": 4, "importance_sampling_cap": 2.0}
+    trainer = make(tokenizer, tmp_path / "ahead", one_step_off=True, **settings)
+    seen, starts = [], []
+    compare = trainer.compare
+
+    def compared(rollout):
+        seen.append([c.ids for c in rollout.completions])
+        starts.append({name: p.detach().clone() for name, p in trainer.policy.model.named_parameters()})
+        return compare(rollout)
+
+    trainer.compare = compared
+    history = trainer.train()
+    for step, sampled in enumerate(seen):
+        plain = make(tokenizer, tmp_path / str(step), **settings)
+        plain.policy.model.load_state_dict(starts[max(0, step - 1)], strict=False)
+        assert [c.ids for c in plain.roll_out(step).completions] == sampled
+    assert [row["sampling/staleness"] for row in history] == [0, 1, 1, 1]
+    assert history[0]["sampling/logp_difference"] == pytest.approx(0, abs=1e-6)
+    assert history[1]["sampling/logp_difference"] > 1e-4
+    on_policy = make(tokenizer, tmp_path / "on", **settings).train()
+    assert history[0]["loss"] == on_policy[0]["loss"]
+
+
+def test_one_step_off_weighs_tokens_by_how_the_policy_moved(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, one_step_off=True, importance_sampling_cap=1.1, loss_type="grpo")
+    take_step(trainer, 0)  # the policy moves, its sampler stays
+    rollout = trainer.roll_out(1)
+    metrics, *_ = trainer.update(trainer.compare(rollout)[0], 1)
+    assert metrics["sampling/importance_weight"] != pytest.approx(1, abs=1e-3)
+
+
+def test_one_step_off_ends_with_the_error_of_its_rollout(tokenizer, tmp_path):
+    calls = []
+
+    def failing(prompts, completions, **columns):
+        calls.append(1)
+        if len(calls) == 2:
+            raise BadInput("the grader is gone")
+        return digit_sum(prompts, completions)
+
+    trainer = make(tokenizer, tmp_path, reward=failing, one_step_off=True, importance_sampling_cap=2.0)
+    with pytest.raises(BadInput, match="the grader is gone"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{}, {"one_step_off": True, "importance_sampling_cap": 2.0}],
+    ids=["plain", "one-step-off"],
+)
+def test_a_run_killed_anywhere_resumes_to_the_same_bytes(tokenizer, tmp_path, switches):
+    settings = {"num_steps": 5, "checkpoint_every": 1, "beta": 0.1} | switches
     whole = make(
         tokenizer,
         tmp_path / "whole",

@@ -332,6 +332,9 @@ class RLConfig(Section):
     """Weight of the entropy bonus."""
     importance_sampling_cap: PositiveReal | None = None
     """Cap of the correction for a sampler whose log-probabilities differ from the trainer's; null corrects nothing."""
+    one_step_off: bool = False
+    """Sample the next step's completions while this step's update runs, by a copy of the policy one update behind;
+    needs importance_sampling_cap (2 is usual), which corrects for it."""
     mask_truncated_completions: bool = False
     """Leave truncated completions out of the loss, as if they were not there."""
 
@@ -392,6 +395,17 @@ class RLConfig(Section):
             )
         if self.supervision == "process":
             self._consistent_steps()
+        if self.one_step_off and self.importance_sampling_cap is None:
+            raise ValueError(
+                "one_step_off samples from a policy one update behind, and importance_sampling_cap null corrects "
+                "nothing; give a cap, 2 for example"
+            )
+        if self.one_step_off and self.iterative.reward_model_steps:
+            raise ValueError(
+                f"one_step_off grades the next rollout before iterative.reward_model_steps "
+                f"{self.iterative.reward_model_steps} have changed the reward model; give 0 steps, or set "
+                "one_step_off to false"
+            )
         if self.num_generations == 1 and self.dynamic_sampling_rounds:
             raise ValueError(
                 "dynamic_sampling_rounds replaces groups without spread; num_generations 1 has no groups"

@@ -15,7 +15,9 @@ from training.rewards.explained import Explained, ExplainingReward
 from training.rewards.extract import after_thinking, tagged
 from training.rewards.workers import Workers
 
-_server = Workers("training.rewards.gym_scorer:score", ["training.rewards.gym_scorer"])
+_MEMORY = 4 << 30
+"""Bytes of address space that a worker may have."""
+_server = Workers("training.rewards.gym_scorer:score", ["training.rewards.gym_scorer"], _MEMORY)
 
 
 class ReasoningGymReward(ExplainingReward):

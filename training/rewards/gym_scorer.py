@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import resource
 from functools import lru_cache
 from typing import Any
 
@@ -25,10 +24,6 @@ _FUNCTIONS = "sin|cos|tan|asin|acos|atan|sinh|cosh|tanh|exp|log|ln|sqrt|Abs|pi"
 _FORMULA = re.compile(
     rf"(?:\d+(?:\.\d+)?|(?<![A-Za-z])(?:{_FUNCTIONS}|[A-Za-z])(?![A-Za-z0-9(])|(?<![A-Za-z])(?:{_FUNCTIONS})(?=\()|[-+*/^()\s])*"
 )
-_MEMORY = 4 << 30
-"""Bytes of address space that a worker may have."""
-
-resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def score(text: str, problem: dict[str, Any]) -> tuple[float, str] | str:

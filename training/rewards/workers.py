@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -25,11 +26,13 @@ FIXED_HASHES = {"PYTHONHASHSEED": "0"}
 class Workers:
     """A server and its workers, started at the first call and again if they died.
 
-    `function` is called with JSON values and returns one; `preload` names modules that every worker begins with.
+    `function` is called with JSON values and returns one; `preload` names modules that every worker begins with;
+    `memory` is the bytes of address space that a worker may have, None for any.
     """
 
-    def __init__(self, function: str, preload: Sequence[str]) -> None:
-        self._code = f"from training.rewards.workers import serve; serve({function!r}, {list(preload)!r})"
+    def __init__(self, function: str, preload: Sequence[str], memory: int | None = None) -> None:
+        arguments = f"{function!r}, {list(preload)!r}, {memory}"
+        self._code = f"from training.rewards.workers import serve; serve({arguments})"
         self._lock = threading.Lock()
         self.server: subprocess.Popen[str] | None = None
 
@@ -64,7 +67,7 @@ class Workers:
         )
 
 
-def serve(function: str, preload: list[str]) -> None:
+def serve(function: str, preload: list[str], memory: int | None) -> None:
     """Answer requests, one JSON line each, until standard input closes.
 
     Workers come from a fork server, which has no threads: forked from here, a worker could find a lock held for
@@ -81,7 +84,7 @@ def serve(function: str, preload: list[str]) -> None:
     os.dup2(2, 1)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preload)
-    with ProcessPool(WORKERS, context=context) as pool:
+    with ProcessPool(WORKERS, initializer=_limited, initargs=[memory], context=context) as pool:
         for line in requests:
             request = json.loads(line)
             futures = [
@@ -91,6 +94,11 @@ def serve(function: str, preload: list[str]) -> None:
             answers.write(json.dumps([_result(future) for future in futures]) + "\n")
             answers.flush()
         pool.stop()
+
+
+def _limited(memory: int | None) -> None:
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _called(function: str, arguments: list[Any]) -> Any:

@@ -15,6 +15,7 @@ from training.data.sources import read_examples
 from training.errors import BadInput
 from training.rewards import load_reward
 from training.rewards.gym_scorer import READS_FORMULAS, READS_LITERALS, is_harmless
+from training.rewards.workers import Workers
 
 REFUSED = {
     "composite": "give each of them a source of its own",
@@ -123,6 +124,11 @@ def test_every_scorer_that_evaluates_is_known():
 def test_tasks_that_can_not_be_graded_say_why(task):
     with pytest.raises(BadInput, match=f"task '{task}': .*{REFUSED[task]}"):
         examples(task)
+
+
+def test_a_worker_has_no_more_memory_than_it_is_given():
+    workers = Workers("operator:mul", [], memory=1 << 30)
+    assert workers.call([["a", 3], ["a", 2 << 30], ["b", 2]], timeout=60) == ["aaa", None, "bb"]
 
 
 def test_problems_do_not_depend_on_the_hash_seed():

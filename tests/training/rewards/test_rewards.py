@@ -46,7 +46,7 @@ def test_r1_format():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("maths", "reward 'maths': unknown; accepted: math, code, format"),
+        ("maths", "reward 'maths': unknown; accepted: math, code, countdown, reasoning_gym, format"),
         ("no.such:thing", "can't be imported"),
         (f"{__name__}:pytest", "not a function"),
     ],

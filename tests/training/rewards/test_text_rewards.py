@@ -69,6 +69,6 @@ def test_settings_that_make_no_sense_are_refused():
 def test_a_reward_that_is_not_there_names_those_that_are():
     with pytest.raises(
         BadInput,
-        match="accepted: math, code, format, overlong, repetition, language, equations, judge, model",
+        match="accepted: math, code, countdown, reasoning_gym, format, overlong, repetition, language, equations, judge, model",
     ):
         load_reward("length", RewardsConfig())

@@ -1,14 +1,13 @@
 """Verdicts on programs that mean well, worked out by hand, and what happens where there is no sandbox."""
 
-import gzip
 import json
 import re
 
 import pytest
 
 from tests.shared import SHARED, needs_sandbox, needs_shared
-from training.config import CodeRewardConfig
-from training.data.code import FORMATS
+from training.config import CodeRewardConfig, SourceConfig
+from training.data.sources import read_examples
 from training.errors import BadInput
 from training.sandbox import bubblewrap
 from training.sandbox.grader import Grader, Verdict, parse_tests
@@ -124,13 +123,6 @@ def test_inputs_and_outputs_are_cases() -> None:
     assert parse_tests('{"inputs": ["1"], "outputs": ["2"]}').cases == (("1", "2"),)
 
 
-def _rows(name: str) -> list[dict]:
-    if name == "humaneval":
-        with gzip.open(SHARED / "humaneval" / "HumanEval.jsonl.gz", "rt") as file:
-            return [json.loads(line) for line in file]
-    return json.loads((SHARED / "mbpp" / "sanitized-mbpp.json").read_text())
-
-
 def emptied(program: str) -> str:
     """The program with `pass` for the body of every function."""
     import ast
@@ -145,14 +137,18 @@ def emptied(program: str) -> str:
 
 @sandboxed
 @needs_shared
-@pytest.mark.parametrize(("name", "number"), [("humaneval", 164), ("mbpp", 427)])
-def test_reference_solutions_pass_and_emptied_ones_fail(name: str, number: int) -> None:
-    rows = [FORMATS[name].example(row, "row") for row in _rows(name)]
+@pytest.mark.parametrize(
+    ("name", "file", "number"),
+    [("humaneval", "HumanEval.jsonl.gz", 164), ("mbpp", "sanitized-mbpp.json", 427)],
+)
+def test_reference_solutions_pass_and_emptied_ones_fail(name: str, file: str, number: int) -> None:
+    source = SourceConfig.model_validate({"kind": "file", "path": str(SHARED / name / file), "format": name})
+    rows = [(example.solution, example.answer) for example in read_examples(source, 0)]
     assert len(rows) == number
     grader = Grader(CodeRewardConfig(timeout=20.0))
-    verdicts = grader.grade_all([(solution, tests) for _, solution, tests in rows])
+    verdicts = grader.grade_all(rows)
     assert [v for v in verdicts if v.score != 1.0] == []
-    verdicts = grader.grade_all([(emptied(solution), tests) for _, solution, tests in rows])
+    verdicts = grader.grade_all([(emptied(solution), tests) for solution, tests in rows])
     assert [v for v in verdicts if v.score != 0.0] == []
     grader.close()
 

@@ -114,6 +114,7 @@ class RLTrainer:
         self.kl_coef = extra.get("kl_coef", config.beta)
         self.iterations.restore(extra)
         replay(history, self.recorder)
+        self.engine.load_weights(self.policy.model.named_parameters())
         for step in range(first, config.num_steps):
             began = self.iterations.begin(step)
             rollout = self.roll_out(step)

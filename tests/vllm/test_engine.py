@@ -1,0 +1,113 @@
+"""The engine `vllm` beside the native one: same greedy outputs, same distribution, whatever weights it was given."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from tests.vllm.models import LENGTH, PROMPTS, logprobs, requests, small_llama
+from training.config import LoraConfig, VLLMConfig
+from training.errors import BadInput
+from training.policy import Policy
+from training.rollout.native import NativeEngine
+from training.rollout.protocol import Request, Sampling
+from training.rollout.vllm import EngineFault, VLLMEngine
+
+ENDS = {1, 2, 3}
+GREEDY = Sampling(1.0, 24, greedy=True)
+TEMPERED = Sampling(0.7, 24)
+
+
+def start(model, lora=None, timeout=300.0) -> VLLMEngine:
+    torch.set_num_threads(1)
+    return VLLMEngine(
+        model, ENDS, LENGTH, 16, VLLMConfig(kv_cache_gib=0.25, timeout=timeout), lora or LoraConfig()
+    )
+
+
+def check_agrees(engine, model):
+    """Greedy outputs equal, log-probabilities of samples within 1e-4 nats, reasons right."""
+    greedy = [Request(prompt, 0) for prompt in PROMPTS]
+    ours = [c.ids for c in engine.generate(greedy, GREEDY)]
+    assert ours == [c.ids for c in NativeEngine(model, ENDS).generate(greedy, GREEDY)]
+    samples = engine.generate(requests(4), TEMPERED)
+    for request, sample in zip(requests(4), samples, strict=True):
+        assert sample.logprobs == pytest.approx(logprobs(model, request.prompt_ids, sample, 0.7), abs=1e-4)
+        assert (sample.ids[-1] in ENDS) == (sample.finish_reason == "stop")
+        assert not ENDS & set(sample.ids[:-1])
+        assert len(sample.ids) <= 24
+    assert {c.finish_reason for c in samples} == {"stop", "length"}
+    return samples
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_the_engines_agree_before_and_after_new_weights(tied):
+    """The prompts stay the same, so that keys and values cached under older weights would show."""
+    engine = start(small_llama(0, tied))
+    for seed in (0, 1, 2):
+        model = small_llama(seed, tied)
+        engine.load_weights(model.named_parameters())
+        first = check_agrees(engine, model)
+    assert len({tuple(c.ids) for c in first[:4]}) > 1, "samples of a group must differ"
+    backwards = engine.generate(requests(4)[::-1], TEMPERED)[::-1]
+    assert [c.ids for c in backwards] == [c.ids for c in first], (
+        "a result depends on its prompt and seed only"
+    )
+    engine.close()
+
+
+def test_an_adapter_runs_beside_its_frozen_weights():
+    """What is sampled is the adapted model, and only the adapter is given anew."""
+    lora = LoraConfig(enabled=True, r=4, alpha=12.0)
+    policy = Policy(small_llama(0), lora, seed=1)
+    policy.model.eval()
+    engine = start(policy.model, lora)
+    engine.load_weights(policy.model.named_parameters())
+    before = check_agrees(engine, policy.model)
+    frozen = engine._weights.weights.stat()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        for parameter in policy.parameters.values():
+            torch.nn.init.normal_(parameter, std=0.15)
+        engine.load_weights(policy.model.named_parameters())
+        after = check_agrees(engine, policy.model)
+        assert [c.ids for c in after] != [c.ids for c in before]
+    assert engine._weights.weights.stat() == frozen
+    engine.close()
+
+
+@pytest.mark.parametrize("fault", ["dies", "hangs"])
+def test_an_engine_that_fails_in_a_rollout_is_replaced_with_the_current_weights(fault):
+    engine = start(small_llama(0), timeout=300.0 if fault == "dies" else 5.0)
+    for seed in (0, 1):
+        engine.load_weights(small_llama(seed).named_parameters())
+    undisturbed = engine.generate(requests(4), TEMPERED)
+    first = engine.pid
+    os.kill(first, signal.SIGSTOP)  # so that the rollout is under way when it dies
+    if fault == "dies":
+        threading.Timer(1.0, os.kill, (first, signal.SIGKILL)).start()
+    again = engine.generate(requests(4), TEMPERED)
+    assert engine.pid != first
+    assert [c.ids for c in again] == [c.ids for c in undisturbed]
+    assert [c.logprobs for c in again] == [pytest.approx(c.logprobs, abs=1e-5) for c in undisturbed]
+    engine.close()
+
+
+def test_an_engine_that_fails_again_at_once_ends_the_rollout():
+    engine = start(small_llama(0))
+    engine.load_weights(small_llama(0).named_parameters())
+    too_long = [Request(tuple(range(3, 103)) * 5, 0)]
+    with pytest.raises(EngineFault, match="maximum"):
+        engine.generate(too_long, TEMPERED)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "named"),
+    [(Sampling(1.0, 4, top_p=0.9), "top_p"), (Sampling(0.5, 4, greedy=True), "temperature")],
+)
+def test_sampling_whose_log_probabilities_vllm_lacks_is_refused(sampling, named):
+    with pytest.raises(BadInput, match=named):
+        start(small_llama(0)).generate(requests(1), sampling)

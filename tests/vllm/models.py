@@ -1,15 +1,21 @@
-"""Small untrained models in float32, and the log-probabilities that transformers gives."""
+"""Small untrained models in float32, and what an engine's samples from them must be."""
 
+import pytest
 import torch
 import transformers
 from transformers import LlamaForCausalLM
 
-from training.rollout.protocol import Completion, Request
+from training.rollout.native import NativeEngine
+from training.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 
 LENGTH = 400
 """Context of the models, in tokens."""
 PROMPTS = [tuple(3 + (7 * i + 5 * n) % 120 for i in range(length)) for n, length in enumerate((300, 140, 9))]
 """Two reach over a cache block of 128 tokens, one over two."""
+
+ENDS = {1, 2, 3}
+GREEDY = Sampling(1.0, 24, greedy=True)
+TEMPERED = Sampling(0.7, 24)
 
 
 def small_llama(seed: int = 0, tied: bool = False) -> LlamaForCausalLM:
@@ -44,3 +50,18 @@ def logprobs(
         logits = model(torch.tensor([[*prompt, *completion.ids]])).logits[0, len(prompt) - 1 : -1]
     chosen = torch.tensor(completion.ids)[:, None]
     return torch.log_softmax(logits.double() / temperature, -1).gather(-1, chosen).squeeze(-1).tolist()
+
+
+def check_agrees(engine: RolloutEngine, model: transformers.PreTrainedModel) -> list[Completion]:
+    """Greedy outputs equal the native engine's, log-probabilities of samples within 1e-4 nats, reasons right."""
+    greedy = [Request(prompt, 0) for prompt in PROMPTS]
+    ours = [c.ids for c in engine.generate(greedy, GREEDY)]
+    assert ours == [c.ids for c in NativeEngine(model, ENDS).generate(greedy, GREEDY)]
+    samples = engine.generate(requests(4), TEMPERED)
+    for request, sample in zip(requests(4), samples, strict=True):
+        assert sample.logprobs == pytest.approx(logprobs(model, request.prompt_ids, sample, 0.7), abs=1e-4)
+        assert (sample.ids[-1] in ENDS) == (sample.finish_reason == "stop")
+        assert not ENDS & set(sample.ids[:-1])
+        assert len(sample.ids) <= 24
+    assert {c.finish_reason for c in samples} == {"stop", "length"}
+    return samples

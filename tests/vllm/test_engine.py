@@ -7,17 +7,12 @@ import threading
 import pytest
 import torch
 
-from tests.vllm.models import LENGTH, PROMPTS, logprobs, requests, small_llama
+from tests.vllm.models import ENDS, LENGTH, TEMPERED, check_agrees, requests, small_llama
 from training.config import LoraConfig, VLLMConfig
 from training.errors import BadInput
 from training.policy import Policy
-from training.rollout.native import NativeEngine
 from training.rollout.protocol import Request, Sampling
 from training.rollout.vllm import EngineFault, VLLMEngine
-
-ENDS = {1, 2, 3}
-GREEDY = Sampling(1.0, 24, greedy=True)
-TEMPERED = Sampling(0.7, 24)
 
 
 def start(model, lora=None, timeout=300.0) -> VLLMEngine:
@@ -25,21 +20,6 @@ def start(model, lora=None, timeout=300.0) -> VLLMEngine:
     return VLLMEngine(
         model, ENDS, LENGTH, 16, VLLMConfig(kv_cache_gib=0.25, timeout=timeout), lora or LoraConfig()
     )
-
-
-def check_agrees(engine, model):
-    """Greedy outputs equal, log-probabilities of samples within 1e-4 nats, reasons right."""
-    greedy = [Request(prompt, 0) for prompt in PROMPTS]
-    ours = [c.ids for c in engine.generate(greedy, GREEDY)]
-    assert ours == [c.ids for c in NativeEngine(model, ENDS).generate(greedy, GREEDY)]
-    samples = engine.generate(requests(4), TEMPERED)
-    for request, sample in zip(requests(4), samples, strict=True):
-        assert sample.logprobs == pytest.approx(logprobs(model, request.prompt_ids, sample, 0.7), abs=1e-4)
-        assert (sample.ids[-1] in ENDS) == (sample.finish_reason == "stop")
-        assert not ENDS & set(sample.ids[:-1])
-        assert len(sample.ids) <= 24
-    assert {c.finish_reason for c in samples} == {"stop", "length"}
-    return samples
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

@@ -258,7 +258,7 @@ class VLLMConfig(Section):
     """vllm: memory for the keys and values of tokens, in GiB; a small one samples fewer completions at once."""
     servers: list[str] = []
     """vllm-server: addresses of the servers that share every rollout, as http://127.0.0.1:8001; each is started by
-    `python -m training.rollout.vllm_server`."""
+    `python -m training.rollout.serve`."""
     timeout: PositiveReal = 600.0
     """Seconds in which an engine must take new weights or sample a rollout; one that doesn't has hung and is replaced."""
 

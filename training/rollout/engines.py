@@ -21,6 +21,10 @@ def build_engine(
     if config.engine == "native":
         return NativeEngine(model, end_ids, size)
     check_installed(config.engine)
+    if config.engine == "vllm-server":
+        from training.rollout.vllm_server import VLLMServerEngine
+
+        return VLLMServerEngine(model, end_ids, config.vllm, config.lora)
     from training.rollout.vllm import VLLMEngine
 
     return VLLMEngine(model, end_ids, max_length, size, config.vllm, config.lora)

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -145,41 +146,33 @@ class _Process:
     """A running `vllm_process`, ended with this object."""
 
     def __init__(self, device: str, log: Path) -> None:
-        ours, theirs = socket.socketpair()
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
-        environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        environment.setdefault("VLLM_NO_USAGE_STATS", "1")
-        environment.setdefault("DO_NOT_TRACK", "1")
-        if device == "cpu":
-            # the sampler is compiled otherwise, which takes longer than a run's worth of sampling
-            environment |= {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        self._socket, theirs = socket.socketpair()
         command = [sys.executable, "-m", "training.rollout.vllm_process", str(theirs.fileno())]
-        with log.open("w") as output:
+        with theirs, log.open("w") as output:
             process = subprocess.Popen(
                 command,
-                env=environment,
+                env=vllm_environment(device) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        theirs.close()
         self.pid, self._log = process.pid, log
-        self._connection = Connection(ours.detach())
-        self.end = weakref.finalize(self, _end, process, self._connection)
+        self._connection = Connection(os.dup(self._socket.fileno()))
+        self.end = weakref.finalize(self, _end, process, self._connection, self._socket)
 
     def ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """The answer; raises EngineFault when there is none within `timeout` seconds, or an error."""
+        """The answer; raises EngineFault when the process is silent for `timeout` seconds, dies or reports an error."""
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", math.ceil(timeout), 0))
         try:
             self._connection.send_bytes(json.dumps(message).encode())
-            if not self._connection.poll(timeout):
-                raise EngineFault(f"no answer within {timeout:g} seconds (rl.vllm.timeout){self._tail()}")
             answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        except BlockingIOError as error:
+            raise EngineFault(
+                f"no answer within {timeout:g} seconds (rl.vllm.timeout){self._tail()}"
+            ) from error
         except (EOFError, OSError) as error:
             raise EngineFault(f"the engine's process died{self._tail()}") from error
         if "error" in answer:
@@ -189,6 +182,19 @@ class _Process:
     def _tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return "".join(f"\n    {line}" for line in ["; the end of its log:", *lines] if lines)
+
+
+def vllm_environment(device: str) -> dict[str, str]:
+    """Environment of a process that runs vLLM: this one's, this package on its path, telemetry off, no downloads."""
+    path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    defaults = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    forced = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    if device == "cpu":
+        threads = str(torch.get_num_threads())
+        forced |= {"OMP_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        # the sampler is compiled otherwise, which takes longer than a short run samples
+        forced["TORCH_COMPILE_DISABLE"] = "1"
+    return defaults | os.environ | forced
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -218,8 +224,9 @@ def room_for(rank: int) -> int:
     raise BadInput(f"rl.lora.r = {rank}: vLLM takes adapters of rank {RANKS[-1]} at most; use engine native")
 
 
-def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+def _end(process: subprocess.Popen[bytes], connection: Connection, ours: socket.socket) -> None:
     connection.close()
+    ours.close()
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

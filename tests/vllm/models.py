@@ -18,10 +18,10 @@ GREEDY = Sampling(1.0, 24, greedy=True)
 TEMPERED = Sampling(0.7, 24)
 
 
-def small_llama(seed: int = 0, tied: bool = False) -> LlamaForCausalLM:
+def small_llama(seed: int = 0, tied: bool = False, vocab_size: int = 150) -> LlamaForCausalLM:
     """Two layers, grouped-query attention, peaked enough that greedy decoding has no near ties."""
     config = transformers.LlamaConfig(
-        vocab_size=150,
+        vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,

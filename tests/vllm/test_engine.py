@@ -7,11 +7,13 @@ import threading
 import pytest
 import torch
 
+from tests.training.conftest import ALPHABET
+from tests.training.test_rl import make
 from tests.vllm.models import ENDS, LENGTH, TEMPERED, check_agrees, requests, small_llama
-from training.config import LoraConfig, VLLMConfig
-from training.errors import BadInput
+from training.config import LoraConfig, OptimizerConfig, VLLMConfig
+from training.models import character_tokenizer
 from training.policy import Policy
-from training.rollout.protocol import Request, Sampling
+from training.rollout.protocol import Request
 from training.rollout.vllm import EngineFault, VLLMEngine
 
 
@@ -58,20 +60,21 @@ def test_an_adapter_runs_beside_its_frozen_weights():
     engine.close()
 
 
-@pytest.mark.parametrize("fault", ["dies", "hangs"])
-def test_an_engine_that_fails_in_a_rollout_is_replaced_with_the_current_weights(fault):
-    engine = start(small_llama(0), timeout=300.0 if fault == "dies" else 5.0)
+def test_an_engine_that_dies_or_hangs_in_a_rollout_is_replaced_with_the_current_weights():
+    engine = start(small_llama(0))
     for seed in (0, 1):
         engine.load_weights(small_llama(seed).named_parameters())
     undisturbed = engine.generate(requests(4), TEMPERED)
-    first = engine.pid
-    os.kill(first, signal.SIGSTOP)  # so that the rollout is under way when it dies
-    if fault == "dies":
-        threading.Timer(1.0, os.kill, (first, signal.SIGKILL)).start()
-    again = engine.generate(requests(4), TEMPERED)
-    assert engine.pid != first
-    assert [c.ids for c in again] == [c.ids for c in undisturbed]
-    assert [c.logprobs for c in again] == [pytest.approx(c.logprobs, abs=1e-5) for c in undisturbed]
+    for fault in ("dies", "hangs"):
+        first = engine.pid
+        os.kill(first, signal.SIGSTOP)  # so that the rollout is under way when it dies
+        if fault == "dies":
+            threading.Timer(1.0, os.kill, (first, signal.SIGKILL)).start()
+        engine.timeout = 300.0 if fault == "dies" else 5.0
+        again = engine.generate(requests(4), TEMPERED)
+        assert engine.pid != first
+        assert [c.ids for c in again] == [c.ids for c in undisturbed]
+        assert [c.logprobs for c in again] == [pytest.approx(c.logprobs, abs=1e-5) for c in undisturbed]
     engine.close()
 
 
@@ -84,10 +87,26 @@ def test_an_engine_that_fails_again_at_once_ends_the_rollout():
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("sampling", "named"),
-    [(Sampling(1.0, 4, top_p=0.9), "top_p"), (Sampling(0.5, 4, greedy=True), "temperature")],
-)
-def test_sampling_whose_log_probabilities_vllm_lacks_is_refused(sampling, named):
-    with pytest.raises(BadInput, match=named):
-        start(small_llama(0)).generate(requests(1), sampling)
+def test_a_run_samples_from_the_weights_that_every_update_made(tmp_path):
+    """Also after a resume: the trainer's log-probabilities of what was sampled are the sampler's."""
+    tokenizer = character_tokenizer(ALPHABET)
+    for num_steps in (2, 4):  # the second trainer goes on from the first one's checkpoint
+        model = small_llama(0, tied=True, vocab_size=len(tokenizer))
+        trainer = make(
+            tokenizer,
+            tmp_path,
+            model=model,
+            num_steps=num_steps,
+            checkpoint_every=1,
+            num_iterations=2,
+            engine="vllm",
+            optimizer=OptimizerConfig(learning_rate=1e-2, schedule="constant"),
+        )
+        trainer.engine = start(model)
+        history = trainer.train()
+        trainer.engine.close()
+    assert len(history) == 4
+    for row in history:
+        assert row["sampling/logp_difference"] < 1e-5
+        assert row["sampling/missing_logprobs"] == 0
+    assert len({row["reward"] for row in history}) > 1

@@ -43,6 +43,8 @@ def servers(tmp_path_factory):
             "0.25",
             "--lora-rank",
             "4",
+            "--patience",
+            "20",
         ]
         with (folder / f"log-{number}.txt").open("w") as log:
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -104,8 +106,10 @@ def test_an_adapter_runs_beside_its_frozen_weights_on_every_server(servers):
     engine.close()
 
 
-@pytest.mark.parametrize("used", [2, 1], ids=["others take over", "it comes back"])
-def test_a_server_that_dies_in_a_rollout_changes_no_result(servers, used):
+@pytest.mark.parametrize(
+    ("fault", "used"), [("dies", 2), ("hangs", 1)], ids=["others take over", "it comes back"]
+)
+def test_a_server_that_fails_in_a_rollout_changes_no_result(servers, fault, used):
     """Its process is stopped first, so that its share is under way when it dies; its keeper starts it again."""
     first, *_ = servers
     engine = start(list(servers)[:used], small_llama(0, tied=True))
@@ -113,8 +117,9 @@ def test_a_server_that_dies_in_a_rollout_changes_no_result(servers, used):
         engine.load_weights(small_llama(seed, tied=True).named_parameters())
     undisturbed = engine.generate(requests(4), TEMPERED)
     [server] = psutil.Process(servers[first].pid).children()
-    os.kill(server.pid, signal.SIGSTOP)
-    threading.Timer(1.0, os.killpg, (server.pid, signal.SIGKILL)).start()
+    os.killpg(server.pid, signal.SIGSTOP)
+    if fault == "dies":
+        threading.Timer(1.0, os.killpg, (server.pid, signal.SIGKILL)).start()
     again = engine.generate(requests(4), TEMPERED)
     assert [c.ids for c in again] == [c.ids for c in undisturbed]
     assert [c.logprobs for c in again] == [pytest.approx(c.logprobs, abs=1e-5) for c in undisturbed]

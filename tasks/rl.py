@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import transformers
@@ -31,7 +32,7 @@ from training.quantization import check_quantization
 from training.rewards import Reward, RewardSum
 from training.rewards.model import ModelReward, renderer_of
 from training.rl import RLTrainer
-from training.rollout.native import NativeEngine
+from training.rollout.engines import build_engine
 from training.rows import read_rows
 
 
@@ -85,14 +86,11 @@ def rl(stage: Stage) -> None:
             own_model = load_checkpoint(folder, device, config.critic_lora.quantization)
             critic = Critic(own_model, shared=False, lora=config.critic_lora, seed=params.seed)
     sampler = policy.sampler() if config.one_step_off else None
+    engine = build_engine(sampler or model, end_token_ids(model, tokenizer), longest, config)
     trainer = RLTrainer(
         policy,
         reference,
-        NativeEngine(
-            sampler or model,
-            end_token_ids(model, tokenizer),
-            config.prompts_per_step * config.num_generations,
-        ),
+        engine,
         rewards,
         renderer,
         problems,
@@ -115,7 +113,8 @@ def rl(stage: Stage) -> None:
     }
     stage.run.table("models", held(models, came_from))
     stage.run.metrics(curriculum)
-    history = trainer.train()
+    with closing(engine):
+        history = trainer.train()
     metrics = {
         "first_reward": history[0]["reward"],
         "final_reward": history[-1]["reward"],

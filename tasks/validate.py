@@ -29,6 +29,7 @@ from training.models import context_length, load_tokenizer
 from training.prompts import PromptRenderer
 from training.rewards import Reward, load_reward
 from training.rewards.explained import finished
+from training.rollout.installed import check_installed
 
 _GRADED_AT_ONCE = 4096
 
@@ -39,6 +40,8 @@ def validate(stage: Stage) -> None:
     model, data = stage.folder("model"), stage.folder("prepare")
     tokenizer = load_tokenizer(model)
     check_further_models(stage, tokenizer)
+    if params.rl.enabled:
+        check_installed(params.rl.engine)
     renderer = PromptRenderer(tokenizer, params.prompt)
     grader = load_reward(params.rewards.grader, params.rewards)
     frames = {split: read_frame(data / f"{split}.parquet") for split in SPLITS}

@@ -5,6 +5,7 @@ B completions stand in groups of `num_generations`; T is the longest one. Tensor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -225,6 +226,9 @@ def rollout_metrics(rollout: Rollout, config: RLConfig) -> dict[str, float]:
         "completions/clipped_ratio": 1 - ended.double().mean().item(),
         "num_tokens": lengths.sum().item(),
     }
+    if config.engine != "native":
+        missing = sum(math.isnan(x) for c in rollout.completions for x in c.logprobs)
+        metrics["sampling/missing_logprobs"] = float(missing)
     if (steps := rollout.scores.steps) is not None:
         metrics["process/steps_mean"] = sum(len(one.steps) for one in steps) / len(steps)
     if config.num_generations > 1:

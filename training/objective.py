@@ -64,13 +64,14 @@ def policy_loss(
         clipped = clip_fractions(new, old, advantages, config.epsilon, high)
     low_clip, high_clip = (part.expand_as(logprobs) for part in clipped)
     loss = loss.expand_as(logprobs)
+    unknown = sampler_logprobs.isnan()
     metrics = {
         "entropy": entropy.detach(),
         "clip_ratio/low_mean": low_clip.float(),
         "clip_ratio/high_mean": high_clip.float(),
         "clip_ratio/region_mean": (low_clip | high_clip).float(),
         "ratio_bounded": ratio_bounded(new.detach(), old).expand_as(logprobs).float(),
-        "sampling/logp_difference": (old_logprobs - sampler_logprobs).abs(),
+        "sampling/logp_difference": (old_logprobs - sampler_logprobs).abs().masked_fill(unknown, 0),
     }
     if config.importance_sampling_cap is not None:
         weight = truncated_importance_weights(old_logprobs, sampler_logprobs, config.importance_sampling_cap)

@@ -125,6 +125,7 @@ class RLTrainer:
         self.kl_coef = extra.get("kl_coef", config.beta)
         self.iterations.restore(extra)
         replay(history, self.recorder)
+        self.engine.load_weights((self.sampler or self.policy.model).named_parameters())
         ahead = Ahead(self.roll_out, range(first, config.num_steps), self._catch_up if self.sampler else None)
         for step in range(first, config.num_steps):
             began = self.iterations.begin(step)

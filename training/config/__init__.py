@@ -25,6 +25,7 @@ from training.config.learners import (
     RewardModelConfig,
     RLConfig,
     SFTConfig,
+    VLLMConfig,
 )
 from training.config.models import TAKEN_NAMES, CheckpointConfig, ModelConfig, ScratchModelConfig
 from training.config.rewards import (
@@ -79,4 +80,5 @@ __all__ = [
     "SplitsConfig",
     "StepsConfig",
     "UnicodeConfig",
+    "VLLMConfig",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -250,6 +251,27 @@ class CurriculumConfig(Section):
         return self
 
 
+class VLLMConfig(Section):
+    """The engines `vllm` and `vllm-server`, which sample with vLLM."""
+
+    kv_cache_gib: PositiveReal = 1.0
+    """vllm: memory for the keys and values of tokens, in GiB; a small one samples fewer completions at once."""
+    servers: list[str] = []
+    """vllm-server: addresses of the servers that share every rollout, as http://127.0.0.1:8001; each is started by
+    `python -m training.rollout.serve`."""
+    timeout: PositiveReal = 600.0
+    """Seconds in which an engine must take new weights or sample a rollout; one that doesn't has hung and is replaced."""
+
+    @model_validator(mode="after")
+    def _addresses(self) -> VLLMConfig:
+        for server in self.servers:
+            if not re.fullmatch(r"https?://[^/\s]+", server):
+                raise ValueError(f"servers: {server!r} is no address; expected http://HOST:PORT")
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError(f"servers {self.servers} names one twice; name each once")
+        return self
+
+
 class RLConfig(Section):
     """Reinforcement learning from graded completions; an algorithm is a choice on these switches.
 
@@ -270,6 +292,10 @@ class RLConfig(Section):
     """Longest completion, in tokens; one cut off there is called truncated."""
     temperature: PositiveReal = 1.0
     """Sampling temperature; log-probabilities are those of the tempered distribution."""
+    engine: Literal["native", "vllm", "vllm-server"] = "native"
+    """What samples: torch in this process, vLLM on this machine (in a process of its own), or vLLM servers."""
+    vllm: VLLMConfig = VLLMConfig()
+    """Settings of the engines `vllm` and `vllm-server`."""
 
     reward_funcs: Annotated[list[str], Field(min_length=1)] = ["math"]
     """Rewards to add up: `math`, `format`, `overlong`, `equations` (does the arithmetic written down hold?), `model`
@@ -447,6 +473,21 @@ class RLConfig(Section):
             raise ValueError(
                 f"iterative.iterations {iterations} and sync_ref_model are two rules for one reference; "
                 "set iterations to 1 or sync_ref_model to false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can_sample(self) -> RLConfig:
+        if self.engine == "vllm-server" and not self.vllm.servers:
+            raise ValueError("engine vllm-server needs addresses in vllm.servers; it has none")
+        if self.engine != "vllm-server" and self.vllm.servers:
+            raise ValueError(
+                f"vllm.servers {self.vllm.servers} are for engine vllm-server, and engine is {self.engine}"
+            )
+        if self.engine != "native" and self.lora.quantization is not None:
+            raise ValueError(
+                f"engine {self.engine} would sample from other weights than lora.quantization "
+                f"{self.lora.quantization} trains on; use engine native, or quantization null"
             )
         return self
 

@@ -54,6 +54,9 @@ class NativeEngine:
             if own[name].data_ptr() != tensor.data_ptr():
                 own[name].copy_(tensor)
 
+    def close(self) -> None:
+        """The model is the caller's."""
+
     def _generate(self, requests: list[Request], sampling: Sampling) -> list[Completion]:
         device = self.model.device
         groups = [(prompt, len(list(same))) for prompt, same in groupby(r.prompt_ids for r in requests)]

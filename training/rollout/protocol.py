@@ -46,3 +46,6 @@ class RolloutEngine(Protocol):
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take over the policy's current weights."""
+
+    def close(self) -> None:
+        """Give back what the engine holds; it is not used afterwards."""

@@ -41,6 +41,10 @@ class EngineFault(RuntimeError):
     """The engine died, hung or failed; the message says which and shows the end of its log."""
 
 
+class EngineReport(EngineFault):
+    """The engine reported an error of vLLM's."""
+
+
 class VLLMEngine:
     """Samples with vLLM; `end_ids` are the token ids that end a completion.
 
@@ -102,11 +106,19 @@ class VLLMEngine:
         return [completion(ids, logprobs, self.end_ids) for ids, logprobs in answer["completions"]]
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """See RolloutEngine. The first weights start the engine; so do others when it is gone."""
+        """See RolloutEngine. The first weights start the engine; so do others when it is gone.
+
+        Raises BadInput when vLLM does not run this model with these settings.
+        """
         whole = self._weights.adapter is None
         self._weights.put(named_tensors)
         if self._process is None:
-            self._start()
+            try:
+                self._start()
+            except EngineReport as error:
+                raise BadInput(
+                    f"rl.engine = 'vllm': vLLM does not start with this model here:\n{error}"
+                ) from None
             return
         try:
             self._ask({"do": "load", "path": str(self._weights.weights) if whole else None})
@@ -176,7 +188,7 @@ class _Process:
         except (EOFError, OSError) as error:
             raise EngineFault(f"the engine's process died{self._tail()}") from error
         if "error" in answer:
-            raise EngineFault(answer["error"])
+            raise EngineReport(answer["error"])
         return answer
 
     def _tail(self) -> str:

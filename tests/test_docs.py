@@ -17,8 +17,10 @@ def test_the_readmes_table_is_the_measured_one():
 
 @pytest.mark.parametrize("task", learning.TASKS.values(), ids=list(learning.TASKS))
 def test_the_results_pages_are_the_measured_ones(task):
-    result = json.loads((ROOT / "benchmarks" / "results" / f"{task.curves}.json").read_text())
-    assert (ROOT / "docs" / f"{task.page}.md").read_text() == learning.page(task, result)
+    raw, page = ROOT / "benchmarks" / "results" / f"{task.curves}.json", ROOT / "docs" / f"{task.page}.md"
+    assert raw.is_file() == page.is_file()
+    if raw.is_file():
+        assert page.read_text() == learning.page(task, json.loads(raw.read_text()))
 
 
 def test_the_rewards_pages_tables_are_the_measured_ones():

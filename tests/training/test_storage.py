@@ -1,10 +1,12 @@
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from training import storage
-from training.storage import CorruptFolder, digest_of, publishing, verify, write_json
+from training.storage import CorruptFolder, digest_of, publishing, replacing, verify, write_json
 
 
 def publish(target, **files):
@@ -89,3 +91,17 @@ def test_json_without_nan(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "a.json", {"x": float("nan")})
     assert os.listdir(tmp_path) == []
+
+
+def test_threads_that_replace_one_file_leave_one_of_their_texts(tmp_path):
+    both_write = threading.Barrier(2)
+
+    def write(text):
+        with replacing(tmp_path / "file") as file:
+            file.write(text)
+            both_write.wait(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, ["first", "other"]))
+    assert (tmp_path / "file").read_text() in ("first", "other")
+    assert os.listdir(tmp_path) == ["file"]

@@ -171,8 +171,8 @@ step is measured after one that warms up. Ratios are TRL's seconds over Gradelin
 highest].
 
 "Of the matrix peak" is the floating-point operations that a phase needs at least, over its seconds and the float32
-matrix product of 2048 x 2048 measured in the same run ({record["peak"]:.0f} GFLOP/s): 2 for every parameter of the
-layers and token, 4 x heads x head size x keys for every query and layer, 2 x hidden x vocabulary for every token whose
+matrix product of 2048 x 2048 measured in the same run ({record["peak"]:.0f} GFLOP/s): 2 for every matrix entry
+of the layers and token, 4 x heads x head size x keys for every query and layer, 2 x hidden x vocabulary for every token whose
 logits are needed, three times that with a gradient; a group's prompt counted once.
 
 Not measured on a GPU.

@@ -110,14 +110,14 @@ class Shape:
     head_size: int
     vocabulary: int
     body: int
-    """Parameters of the layers, without embedding and output layer."""
+    """Entries of the layers' matrices, without embedding and output layer."""
 
     @classmethod
     def of(cls, model: Any) -> Shape:
         config = model.config
         table = model.get_input_embeddings().weight.numel()
         tied = config.tie_word_embeddings
-        everything = sum(parameter.numel() for parameter in model.parameters())
+        everything = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
@@ -130,7 +130,7 @@ class Shape:
     def forward(self, first: int, tokens: int, read: int) -> float:
         """FLOPs of `tokens` tokens behind `first` earlier ones, with logits for `read` of them.
 
-        2 a parameter and token; attention 4 x heads x head size x keys a query and layer; an output layer's row
+        2 a matrix entry and token; attention 4 x heads x head size x keys a query and layer; an output layer's row
         2 x hidden x vocabulary.
         """
         keys = tokens * first + tokens * (tokens + 1) / 2

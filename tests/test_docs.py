@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import graders, learning, recipe
+from benchmarks import data, graders, learning, recipe
 from tests.shared import ROOT
 from training.rewards import BUILT_IN
 
@@ -57,3 +57,8 @@ def test_the_default_recipe_gained_what_is_asked_of_it():
     gains = [run["metrics"]["rl/pass_at_1"] - run["metrics"]["base/pass_at_1"] for run in runs]
     assert len(gains) >= 3
     assert min(gains) >= 0.4
+
+
+def test_the_data_pages_table_is_the_measured_one():
+    shown = (ROOT / "docs" / "data.md").read_text().split(data.BEGIN)[1].split(data.END)[0].strip()
+    assert shown == (data.section(json.loads(data.RAW.read_text())) if data.RAW.exists() else "")

@@ -266,3 +266,22 @@ def test_ten_thousand_questions_of_one_template_are_no_twins():
     assert set(words.lengths) == {9}  # from the number to "blue": the rest is the template's
     assert find_twins(words, 0.9) == {}
     assert find_overlaps(words, Words.of(texts[:100]), 13, 0.8)[0].covered == 1
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_what_is_held_at_once_changes_nothing(size, monkeypatch):
+    """Twins and overlaps of made-up questions, a few texts at a time and all together."""
+    draw = random.Random(4)
+    words = [f"word{i}" for i in range(6)]
+    texts = [
+        " ".join([*draw.choices(words, k=draw.randint(2, 9)), str(draw.randint(1, 4))]) for _ in range(300)
+    ]
+    texts += [f"{text} please" for text in texts[:60]]
+    own, others = Words.of(texts), Words.of([*texts[10:40], "word1 word2 9"])
+    twins, overlaps = find_twins(own, 0.6, 20), find_overlaps(own, others, 3, 0.7)
+    assert len(twins) > 20
+    assert len(overlaps) > 20
+    monkeypatch.setattr("training.data.hygiene.twins.PART", size)
+    monkeypatch.setattr("training.data.hygiene.overlap.SLICE", size)
+    assert find_twins(own, 0.6, 20) == twins
+    assert find_overlaps(own, others, 3, 0.7) == overlaps

@@ -21,6 +21,8 @@ import numpy as np
 from training.data.hygiene.words import Words, comparable
 
 COMMON = 10
+SLICE = 1 << 15
+"""Training questions whose n-grams are held at once."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def find_overlaps(train: Words, evaluation: Words, n: int, minimum: float) -> li
     """All contaminating pairs, by training row, those that share most first.
 
     `minimum` is the part of an evaluation question's words that shared n-grams must cover. Time grows with the number of
-    words, memory is that of the training questions' n-grams.
+    words, memory is that of the n-grams of SLICE training questions, and of those found.
     """
     covered = dict.fromkeys(_equal(train, evaluation), 1.0)
     for pair, share in _covered(train, evaluation, n).items():
@@ -69,10 +71,14 @@ def _same(train: Words, evaluation: Words) -> Iterator[tuple[int, int]]:
 def _covered(train: Words, evaluation: Words, n: int) -> dict[tuple[int, int], float]:
     """Part of the evaluation question's words that lies in shared n-grams, by pair."""
     wanted, e_rows, e_firsts = evaluation.ngrams(n)
-    hashes, t_rows, _ = train.ngrams(n)
-    known = np.isin(hashes, np.unique(wanted))
-    # each n-gram once a row
-    pairs = np.unique(np.stack([hashes[known], t_rows[known].astype(np.uint64)]), axis=1)
+    sought, found = np.unique(wanted), [np.zeros((2, 0), np.uint64)]
+    for start in range(0, len(train), SLICE):
+        hashes, t_rows, _ = train[start : start + SLICE].ngrams(n)
+        known = np.isin(hashes, sought)
+        # each n-gram once a row
+        found.append(np.unique(np.stack([hashes[known], (t_rows[known] + start).astype(np.uint64)]), axis=1))
+    pairs = np.concatenate(found, axis=1)
+    pairs = pairs[:, np.lexsort((pairs[1], pairs[0]))]
     grams, first, counts = np.unique(pairs[0], return_index=True, return_counts=True)
     holders = {
         int(gram): pairs[1][a : a + number]

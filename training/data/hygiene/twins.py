@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from training.data.splits import Division
 
 N = 3
 """Words in an n-gram."""
+PART = 1 << 15
+"""Texts whose n-grams are held at once, but for those with the same formal words."""
 Twin = tuple[int, float]
 """Which text is the earlier one, and the Jaccard similarity."""
 
@@ -33,8 +35,37 @@ def find_twins(
     """For each text that is a twin of one before it: the first such one that stays, and their similarity.
 
     The first `fixed` texts (held-out questions) stay whatever they are like; each further one stays unless it is a twin
-    of one of them, or of another one that stays and has the same answer. Time grows with the number of texts and of true twins, memory is about 100 bytes a word.
+    of one of them, or of another one that stays and has the same answer. Time grows with the number of texts and of true
+    twins. Only texts that share their formal words with another are compared, in parts of about PART texts (a part
+    holds all texts with the same formal words), and a part's memory is about 100 bytes a word.
     """
+    twins: dict[int, Twin] = {}
+    for members in _parts(words.whole(formal_only=True), fixed):
+        own = None if answers is None else [answers[i] for i in members.tolist()]
+        number = int((members < fixed).sum())
+        found = _twins_of_part(words[members], threshold, number, own)
+        twins |= {int(members[i]): (int(members[j]), similarity) for i, (j, similarity) in found.items()}
+    return dict(sorted(twins.items()))
+
+
+def _parts(formal: np.ndarray, fixed: int) -> Iterator[np.ndarray]:
+    """Texts to compare with each other, ascending: those whose formal words another has, and not only fixed ones do."""
+    order = np.argsort(formal, kind="stable")
+    bounds = np.flatnonzero(formal[order][1:] != formal[order][:-1]) + 1
+    held: list[np.ndarray] = []
+    for group in np.split(order, bounds):
+        if len(group) > 1 and group[-1] >= fixed:
+            held.append(group)
+            if sum(map(len, held)) >= PART:
+                yield np.sort(np.concatenate(held))
+                held = []
+    if held:
+        yield np.sort(np.concatenate(held))
+
+
+def _twins_of_part(
+    words: Words, threshold: float, fixed: int, answers: Sequence[str | None] | None
+) -> dict[int, Twin]:
     sets, starts, commonness = _sets(words)
     frames = words.frames.tolist()
     index: dict[int, list[int]] = defaultdict(list)

@@ -96,7 +96,7 @@ class Words:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, part: slice) -> Words:
+    def __getitem__(self, part: slice | np.ndarray) -> Words:
         """Some of the texts, without copying their words."""
         return replace(
             self,

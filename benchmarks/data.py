@@ -15,15 +15,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recipe import ROOT, machine, today
+from benchmarks.pages import RESULTS, ROOT, machine, put, today
 from tasks.tracking import open_store, run_that_made
 from tasks.versioning import DVC, environment
 from tasks.workspaces import claimed
-from training.storage import write_json, write_text
+from training.storage import write_json
 
-BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
-RAW = ROOT / "benchmarks" / "results" / "data.json"
-PAGE = ROOT / "docs" / "data.md"
+RAW = RESULTS / "data.json"
+SECTION, PAGE = "scale", ROOT / "docs" / "data.md"
 SIZES = (100_000, 300_000, 1_000_000)
 STAGES = ("prepare", "validate")
 SYLLABLES = ("ba", "co", "di", "fu", "ga", "he", "lo", "mi", "nu", "pa", "ri", "so", "ta", "ve", "wo", "zu")
@@ -100,8 +99,7 @@ def main() -> None:
         runs = [measure(size, Path(folder)) for size in arguments.sizes]
     result = {"machine": machine(), "date": today(), "runs": runs}
     write_json(RAW, result)
-    before, rest = PAGE.read_text().split(BEGIN)
-    write_text(PAGE, f"{before}{BEGIN}\n{section(result)}\n{END}{rest.split(END)[1]}")
+    put(PAGE, SECTION, section(result))
     print(section(result))
 
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.recipe import ROOT, machine, today
+from benchmarks.pages import RESULTS, ROOT, machine, put, today
 from training.boxed import last_boxed
 from training.config import RewardsConfig
 from training.rewards.math import MathReward, extract_answer
 from training.storage import write_json
 
-BEGIN, END = "<!-- agreement: begin -->", "<!-- agreement: end -->"
+RAW = RESULTS / "graders.json"
+SECTION, PAGE = "agreement", ROOT / "docs" / "rewards.md"
 SHARED = Path(os.environ.get("GRADELINE_SHARED", ROOT.parent / "shared")) / "data"
 
 
@@ -168,11 +169,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with gsm8k, math and preferences")
     arguments = parser.parse_args()
     result = {"machine": machine(), "date": today(), "sets": measure_all(arguments.data)}
-    write_json(ROOT / "benchmarks" / "results" / "graders.json", result)
-    page = ROOT / "docs" / "rewards.md"
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    page.write_text(f"{before}{BEGIN}\n{section(result)}\n{END}{after}", encoding="utf-8")
+    write_json(RAW, result)
+    put(PAGE, SECTION, section(result))
 
 
 if __name__ == "__main__":

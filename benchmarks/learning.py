@@ -21,7 +21,7 @@ from queue import Queue
 from threading import Lock
 from typing import Any
 
-from benchmarks.recipe import ROOT, machine, today
+from benchmarks.pages import RESULTS, ROOT, machine, today
 from tasks.config import load_params
 from tasks.tracking import OUTPUTS, open_store, run_that_made
 from tasks.versioning import DVC, environment
@@ -262,7 +262,7 @@ def main() -> None:
     for number in range(arguments.jobs):
         free.put(f"learning-{number}")
 
-    raw = ROOT / "benchmarks" / "results" / f"{task.curves}.json"
+    raw = RESULTS / f"{task.curves}.json"
     writing = Lock()
 
     def one(name: str, seed: int) -> None:

@@ -7,19 +7,17 @@ benchmarks/results/<recipe>.json; the table between the README's markers is made
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+from benchmarks.pages import RESULTS, ROOT, machine, put, today
+from training.storage import write_json
+
+SECTION, PAGE = "results", ROOT / "README.md"
 MODELS = {"base": "Base", "sft": "SFT", "rl": "SFT + GRPO"}
 
 
@@ -39,26 +37,6 @@ def measure(recipe: str, seed: int) -> dict[str, Any]:
         "samples": summary["n"],
         "metrics": json.loads((folder / "metrics.json").read_text()),
     }
-
-
-def machine() -> str:
-    """Processor, cores and memory in words."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [
-            line.partition(":")[2].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        cpu = names[0] if names else cpu
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{len(os.sched_getaffinity(0))} cores of {cpu}, {memory:.0f} GiB of memory"
-
-
-def today() -> str:
-    """The date of a measurement."""
-    return datetime.date.today().isoformat()
 
 
 def table(result: dict[str, Any], k: int = 8) -> str:
@@ -96,15 +74,10 @@ def main() -> None:
         "date": today(),
         "runs": [measure(arguments.recipe, seed) for seed in arguments.seeds],
     }
-    path = ROOT / "benchmarks" / "results" / f"{arguments.recipe}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(RESULTS / f"{arguments.recipe}.json", result)
     print(table(result))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     if arguments.recipe == "arithmetic-smollm2":
-        before, rest = readme.split(BEGIN)
-        after = rest.split(END)[1]
-        (ROOT / "README.md").write_text(f"{before}{BEGIN}\n{table(result)}\n{END}{after}", encoding="utf-8")
+        put(PAGE, SECTION, table(result))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from benchmarks.bench.__main__ import PAGE, RAW, page
+from benchmarks.bench.__main__ import PAGE, RAW, SECTION, tables
 from benchmarks.bench.work import WORKS, Shape, Work, half_solved, hashed, needed
+from benchmarks.pages import shown
 from tests.shared import ROOT
 from tests.training.conftest import small_model
 
@@ -56,7 +57,7 @@ def test_rewards_differ_within_a_group_or_not():
 @pytest.mark.skipif(not RAW.is_file(), reason="not measured yet")
 def test_the_page_is_the_measured_one():
     record = json.loads(RAW.read_text())
-    assert PAGE.read_text() == page(record)
+    assert shown(PAGE, SECTION) == tables(record)
     assert {result["work"] for result in record["works"]} <= set(WORKS)
 
 

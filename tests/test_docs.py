@@ -4,29 +4,30 @@ import json
 
 import pytest
 
-from benchmarks import data, graders, learning, recipe
+from benchmarks import data, graders, learning, overhead, recipe
+from benchmarks.pages import RESULTS, shown
 from tests.shared import ROOT
 from training.rewards import BUILT_IN
 
 
 def test_the_readmes_table_is_the_measured_one():
-    result = json.loads((ROOT / "benchmarks" / "results" / "arithmetic-smollm2.json").read_text())
-    shown = (ROOT / "README.md").read_text().split(recipe.BEGIN)[1].split(recipe.END)[0].strip()
-    assert shown == recipe.table(result)
+    result = json.loads((RESULTS / "arithmetic-smollm2.json").read_text())
+    assert shown(recipe.PAGE, recipe.SECTION) == recipe.table(result)
+
+
+@pytest.mark.parametrize("measured", [data, graders, overhead], ids=lambda module: module.SECTION)
+def test_the_pages_sections_are_the_measured_ones(measured):
+    assert shown(measured.PAGE, measured.SECTION) == (
+        measured.section(json.loads(measured.RAW.read_text())) if measured.RAW.is_file() else ""
+    )
 
 
 @pytest.mark.parametrize("task", learning.TASKS.values(), ids=list(learning.TASKS))
 def test_the_results_pages_are_the_measured_ones(task):
-    raw, page = ROOT / "benchmarks" / "results" / f"{task.curves}.json", ROOT / "docs" / f"{task.page}.md"
+    raw, page = RESULTS / f"{task.curves}.json", ROOT / "docs" / f"{task.page}.md"
     assert raw.is_file() == page.is_file()
     if raw.is_file():
         assert page.read_text() == learning.page(task, json.loads(raw.read_text()))
-
-
-def test_the_rewards_pages_tables_are_the_measured_ones():
-    result = json.loads((ROOT / "benchmarks" / "results" / "graders.json").read_text())
-    shown = (ROOT / "docs" / "rewards.md").read_text().split(graders.BEGIN)[1].split(graders.END)[0].strip()
-    assert shown == graders.section(result)
 
 
 def test_the_rewards_page_names_every_reward():
@@ -53,12 +54,7 @@ def test_every_algorithm_is_measured():
 
 def test_the_default_recipe_gained_what_is_asked_of_it():
     """Pass@1 from base to RL, with each of at least three seeds."""
-    runs = json.loads((ROOT / "benchmarks" / "results" / "arithmetic-smollm2.json").read_text())["runs"]
+    runs = json.loads((RESULTS / "arithmetic-smollm2.json").read_text())["runs"]
     gains = [run["metrics"]["rl/pass_at_1"] - run["metrics"]["base/pass_at_1"] for run in runs]
     assert len(gains) >= 3
     assert min(gains) >= 0.4
-
-
-def test_the_data_pages_table_is_the_measured_one():
-    shown = (ROOT / "docs" / "data.md").read_text().split(data.BEGIN)[1].split(data.END)[0].strip()
-    assert shown == (data.section(json.loads(data.RAW.read_text())) if data.RAW.exists() else "")

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench.work import GSM8K, VARIANTS, WORKS, Work
-from benchmarks.recipe import ROOT, machine, today
+from benchmarks.pages import RESULTS, ROOT, machine, put, today
+from training.storage import write_json
 
-RAW = ROOT / "benchmarks" / "results" / "latest.json"
-PAGE = ROOT / "docs" / "performance.md"
+RAW = RESULTS / "latest.json"
+SECTION, PAGE = "bench", ROOT / "docs" / "performance.md"
 OLD_TRL = Path(sys.prefix) / "ppo"
 """Where `make bench` puts the last TRL that had PPO."""
 PHASES = ("rollout", "scoring", "update", "rest", "total")
@@ -104,7 +105,7 @@ def section(result: dict[str, Any]) -> list[str]:
     sizes = f"{work.num_prompts} {unit}"
     if work.kind in ("grpo", "ppo"):
         sizes += f" x {work.num_generations} completions x {work.completion_length} tokens, β = {work.beta}"
-    lines = [f"## `{work.name}`: {sizes}", ""]
+    lines = [f"### `{work.name}`: {sizes}", ""]
     if result["equal"]:
         lines += [
             f"On one batch the two losses differ by {result['equal']['loss']:.0e} of their size, the gradients by "
@@ -145,7 +146,7 @@ def section_apart(results: list[dict[str, Any]]) -> list[str]:
     if not results:
         return []
     lines = [
-        "## Gradeline alone: variants of a step",
+        "### Gradeline alone: variants of a step",
         "",
         "| work | variant | plain, s | variant, s | times faster |",
         "|---|---|---:|---:|---:|",
@@ -160,11 +161,9 @@ def section_apart(results: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def page(record: dict[str, Any]) -> str:
-    """docs/performance.md."""
-    head = f"""# How fast, beside TRL
-
-`make bench` runs Gradeline and TRL {record["trl"]} on the same work in turn, each measurement in a process of its own:
+def tables(record: dict[str, Any]) -> str:
+    """What `make bench` measured, for docs/performance.md."""
+    head = f"""`make bench` runs Gradeline and TRL {record["trl"]} on the same work in turn, each measurement in a process of its own:
 SmolLM2-135M-Instruct in float32 with full weights, the same prompts, AdamW, sampling and {record["threads"]} threads, no
 activation checkpointing, a reward that is a hash of the completion (so every group has spread), end tokens ignored. A
 step is measured after one that warms up. Ratios are TRL's seconds over Gradeline's within a round: median [lowest,
@@ -174,13 +173,11 @@ highest].
 matrix product of 2048 x 2048 measured in the same run ({record["peak"]:.0f} GFLOP/s): 2 for every matrix entry
 of the layers and token, 4 x heads x head size x keys for every query and layer, 2 x hidden x vocabulary for every token whose
 logits are needed, three times that with a gradient; a group's prompt counted once.
-
-Not measured on a GPU.
 """
     parts = [line for result in record["works"] for line in section(result)]
     parts += section_apart(record["apart"])
     foot = f"Made by `make bench` on {record['date']}, {record['machine']}, torch {record['torch']}."
-    return "\n".join([head, *parts, foot, ""])
+    return "\n".join([head, *parts, foot])
 
 
 def _spread(values: list[float], digits: int = 1) -> str:
@@ -227,8 +224,8 @@ def main() -> None:
             "peak": max(one["gflops"] for one in peaks),
         }
         # each work is kept as it comes, so that an interrupted measurement loses one
-        RAW.write_text(json.dumps(record) + "\n")
-        PAGE.write_text(page(record), encoding="utf-8")
+        write_json(RAW, record)
+        put(PAGE, SECTION, tables(record))
     print("\n".join(line for result in results for line in section(result)))
 
 

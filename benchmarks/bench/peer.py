@@ -212,7 +212,7 @@ def equal(work: Work, gsm8k: Path | None) -> dict[str, float]:
         ]
         rewards = torch.rand(len(ids), generator=draw, dtype=torch.float64).tolist()
         completions = [Completion(one, [0.0] * len(one), "length") for one in ids]
-        rollout = Rollout(mine.problems, completions, [""] * len(ids), Scores(rewards, {}), {}, {})
+        rollout = Rollout(list(mine.problems), completions, [""] * len(ids), Scores(rewards, {}), {}, {})
         batch, _ = mine.compare(rollout)
         weights = loss_weights(batch.loss_mask, mine.config)
         loss = mine._backward(batch, batch.groups, weights, int(batch.mask.sum()))["loss"]

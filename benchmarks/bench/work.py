@@ -8,12 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.pages import ROOT
 from training.config import ModelConfig
 from training.data.files import download, read_records
 from training.models import bring_model
 from training.prompts import PromptRenderer
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / ".gradeline" / "bench" / "model"
 GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/test.jsonl"
 TEMPLATE = (
